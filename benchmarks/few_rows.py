@@ -43,12 +43,12 @@ from tilestream.errors import TilestreamError
 from tilestream.ir.pipeline import Pipeline
 from tilestream.ir.plain import plain
 from tilestream.ir.verify import verify
+from tilestream.kernels.product.shared_tile import build
+from tilestream.kernels.product.shared_tile.model import TILES
 from tilestream.plan.passes.share_tile import Split, share_tile
 from tilestream.run import prepare
 from tilestream.run.backend import tilestream
 from tilestream.run.timing import capture, interleaved
-from tilestream.schedule.shared_tile import build
-from tilestream.schedule.shared_tile.model import TILES
 from tilestream.studies.flashfuser import generated
 from tilestream.studies.flashfuser.dataflow.chain import Chain, Gate
 

@@ -30,14 +30,14 @@ from few_rows_workloads import WORKLOADS
 from tilestream import cuda, devices
 from tilestream.bench.environment import environment
 from tilestream.errors import VerifyError
+from tilestream.kernels.fits import verify_on
+from tilestream.kernels.product.shared_tile import Tail, build, find_block
+from tilestream.kernels.product.shared_tile.cost import shared_tile_cost
+from tilestream.kernels.product.shared_tile.model import DEPTHS
+from tilestream.kernels.product.sharing import Middle
 from tilestream.options import Options
 from tilestream.plan.few_rows import EACH, recipes
 from tilestream.plan.passes.share_tile import Allowed, Split, share_tile, splits
-from tilestream.schedule.fits import verify_on
-from tilestream.schedule.shared_tile import Tail, build, find_block
-from tilestream.schedule.shared_tile.model import DEPTHS
-from tilestream.schedule.shared_tile_cost import shared_tile_cost
-from tilestream.schedule.sharing import Middle
 
 RESULTS = Path(__file__).parent / "results" / "few_rows_ablation.json"
 NAMES = ("G1", "G3", "G4", "G8", "G10", "S2")

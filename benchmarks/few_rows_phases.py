@@ -30,14 +30,14 @@ from tilestream.bench.environment import environment
 from tilestream.cuda import driver
 from tilestream.cuda.cache import compile_ahead, compiled
 from tilestream.cuda.launch import CompiledPipeline, SharedTileLaunch
-from tilestream.cuda.shared_tile.emit import SharedTileSource, emit
 from tilestream.graph.capture import capture as capture_graph
 from tilestream.graph.selection import partition
 from tilestream.ir.pipeline import Pipeline, Role
+from tilestream.kernels.product.shared_tile import Tail
+from tilestream.kernels.product.shared_tile.emit import SharedTileSource, emit
+from tilestream.kernels.product.sharing import Middle
 from tilestream.plan.passes.share_tile import Split, share_tile
 from tilestream.run.timing import capture, interleaved
-from tilestream.schedule.shared_tile import Tail
-from tilestream.schedule.sharing import Middle
 
 RESULTS = Path(__file__).parent / "results" / "few_rows_phases.json"
 MARKS = (

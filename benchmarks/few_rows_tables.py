@@ -13,9 +13,9 @@ from few_rows_workloads import WORKLOADS
 from make_tables import table
 
 from tilestream.bench import collectives as timed_collectives
+from tilestream.kernels.product.shared_tile import Tail
+from tilestream.kernels.product.sharing import Middle
 from tilestream.plan.passes.share_tile import Split
-from tilestream.schedule.shared_tile import Tail
-from tilestream.schedule.sharing import Middle
 from tilestream.studies.flashfuser import generated, paper
 from tilestream.studies.flashfuser.measured import ROWS, few_rows, is_ours
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from tilestream.kernels.product.shared_tile import Tail
+from tilestream.kernels.product.shared_tile.model import TILES
+from tilestream.kernels.product.sharing import Middle
 from tilestream.plan.passes.share_tile import Split, tiles_for
-from tilestream.schedule.shared_tile import Tail
-from tilestream.schedule.shared_tile.model import TILES
-from tilestream.schedule.sharing import Middle
 
 
 @dataclass(frozen=True)

@@ -27,11 +27,11 @@ from few_rows_workloads import Workload
 from tilestream import devices
 from tilestream.bench.environment import environment
 from tilestream.devices import Device
+from tilestream.kernels.product.shared_tile import MOST_ROWS
 from tilestream.options import Options
 from tilestream.plan import few_rows, planner
 from tilestream.plan.cost import predict
 from tilestream.plan.passes.share_tile import Split, share_tile
-from tilestream.schedule.shared_tile import MOST_ROWS
 
 HERE = Path(__file__).parent
 RESULT = HERE / "results" / "gated_ffn_rows.json"

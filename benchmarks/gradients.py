@@ -19,8 +19,8 @@ from torch import Tensor
 
 from tilestream import cuda, devices
 from tilestream.bench.timing import captured, interleaved, poisoned_replay
+from tilestream.kernels.gradients.stationary.cost import cost
 from tilestream.plan.gradients import Gradient, weight_gradients
-from tilestream.schedule.stationary.cost import cost
 
 WIDTHS = {
     "chain": (256,) * 9,  # what the prototype ran: 531 us at 262,144 rows

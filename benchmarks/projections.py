@@ -29,6 +29,7 @@ from tilestream import cuda, devices
 from tilestream.apps.layers import LAYERS, Layer
 from tilestream.bench.environment import environment
 from tilestream.errors import TilestreamError
+from tilestream.kernels.product.shared_tile import model
 from tilestream.options import Options
 from tilestream.plan import few_rows
 from tilestream.plan.cost import predict
@@ -36,7 +37,6 @@ from tilestream.plan.few_rows import SharedRecipe
 from tilestream.plan.passes.share_tile import share_tile
 from tilestream.plan.passes.verified import apply
 from tilestream.run.timing import capture, interleaved
-from tilestream.schedule.shared_tile import model
 
 RESULTS = Path(__file__).parent / "results"
 ROUNDS = 15

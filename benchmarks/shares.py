@@ -33,11 +33,11 @@ from tilestream.bench.environment import environment
 from tilestream.graph.costs import flops
 from tilestream.graph.nodes import computes
 from tilestream.graph.provenance import module_path
+from tilestream.kernels.product.shared_tile import is_projection
 from tilestream.options import Options
 from tilestream.plan.analyse import analyse
 from tilestream.plan.analysis import Analysis
 from tilestream.plan.parts import RegionAnalysis
-from tilestream.schedule.shared_tile import is_projection
 
 ROOT = Path(__file__).parent.parent
 RESULT = ROOT / "benchmarks" / "results" / "shares.json"

@@ -30,7 +30,7 @@ from tilestream import (
     reference,
 )
 from tilestream.ir.verify import verify
-from tilestream.schedule.fits import verify_on
+from tilestream.kernels.fits import verify_on
 
 POINT, WIDTH, COLOUR = 63, 128, 3
 

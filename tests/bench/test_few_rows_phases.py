@@ -20,7 +20,7 @@ def phases() -> ModuleType:
 
 
 def test_marks_have_the_same_names_in_the_same_order(phases: ModuleType) -> None:
-    header = (ROOT / "src/tilestream/cuda/include/marks.cuh").read_text()
+    header = (ROOT / "src/tilestream/kernels/include/marks.cuh").read_text()
     found = re.search(r"enum Mark : int \{ (.*?), MARKS = (\d+) \}", header)
     assert found is not None
     assert tuple(name.lower().replace("_", " ") for name in found[1].split(", ")) == phases.MARKS

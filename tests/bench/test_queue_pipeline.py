@@ -16,7 +16,7 @@ from tilestream.cuda import compile_only
 from tilestream.errors import DeviceError, OptionError
 from tilestream.ir.launches import cut_at_dram
 from tilestream.ir.pipeline import Transport
-from tilestream.schedule.fits import verify_on
+from tilestream.kernels.fits import verify_on
 
 EVERY = queue_pipeline.cases(queue_pipeline.PAYLOADS, queue_pipeline.DEPTHS, ("l2", "dram"))
 

@@ -10,8 +10,8 @@ import torch
 from tilestream.cuda import diagnose
 from tilestream.cuda.diagnose import Dump
 from tilestream.cuda.segments import NodeRecord
-from tilestream.cuda.tables import QueueSpec, Tables
 from tilestream.errors import InputError, QueueTimeout
+from tilestream.kernels.stream.tables import QueueSpec, Tables
 
 EPOCH = 3 << 32
 

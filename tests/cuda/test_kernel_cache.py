@@ -14,8 +14,8 @@ from programs import chain
 from tilestream import devices
 from tilestream.cuda import building, cache, compile_only, emit
 from tilestream.cuda.compile import KernelReport, compile_source
-from tilestream.cuda.emit import included
 from tilestream.ir.pipeline import Pipeline
+from tilestream.kernels.parts.headers import included
 from tilestream.options import Options
 from tilestream.run import executable as execution
 from tilestream.run import prepare

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tilestream.cuda import few_queries, interaction, pack, pad, segments, turn
-from tilestream.cuda.params import MAP, Field, Struct, at_least_one, pointers
+from tilestream.kernels.parts.params import MAP, Field, Struct, at_least_one, pointers
 
 INNER = Struct("Inner", (Field("int", "a"), Field("u64", "b")))
 OUTER = Struct(

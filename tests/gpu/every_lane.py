@@ -16,7 +16,7 @@ import hashlib
 from other_headers import compile_with
 
 from tilestream.cuda import cache
-from tilestream.cuda.emit import headers
+from tilestream.kernels.parts.headers import headers
 
 ONE = 'asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");'
 PEER = "mbarrier.arrive.shared::cluster.b64 _, [r];"

@@ -46,10 +46,10 @@ from tilestream.cuda.interaction import backward, forward
 from tilestream.cuda.pad import padded
 from tilestream.devices import get
 from tilestream.ir.pipeline import Pipeline, Role
+from tilestream.kernels.product.sharing import Middle
 from tilestream.plan.passes import tile_block
 from tilestream.plan.passes.share_tile import Split, share_tile
 from tilestream.run.segments import segment_sum, segments
-from tilestream.schedule.sharing import Middle
 
 ROWS = 300
 Made = tuple[Pipeline, Callable[[], Mapping[str, Tensor]], int]

@@ -20,7 +20,7 @@ from stalled import leave, told_by
 
 from tilestream import cuda
 from tilestream.cuda import launch
-from tilestream.cuda.emit import headers
+from tilestream.kernels.parts.headers import headers
 
 ROWS = 2000
 LOST = {"full": ("queue_publish", 30), "free": ("queue_free", 5)}

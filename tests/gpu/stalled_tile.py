@@ -10,7 +10,7 @@ from shared_tiles import Ffn
 from stalled import leave, told_by
 
 from tilestream import cuda
-from tilestream.cuda.emit import headers
+from tilestream.kernels.parts.headers import headers
 from tilestream.plan.passes.share_tile import Split, share_tile
 
 

@@ -11,7 +11,7 @@ from random_pipelines import Limits, random_pipeline, tensors_for
 
 from tilestream import cuda, devices
 from tilestream.errors import VerifyError
-from tilestream.schedule.fits import verify_on
+from tilestream.kernels.fits import verify_on
 
 COUNT = int(os.environ.get("TILESTREAM_FUZZ", "24"))
 FIRST = int(os.environ.get("TILESTREAM_FUZZ_FIRST", "0"))

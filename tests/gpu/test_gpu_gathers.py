@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from tilestream import cuda, devices
 from tilestream.bench.accuracy import Oracle, repeatable
 from tilestream.ir.pipeline import Pipeline, Residency, Role
+from tilestream.kernels.fits import verify_on
 from tilestream.run.backend import tilestream
-from tilestream.schedule.fits import verify_on
 
 MOST, NODES = 2048, 300
 ROWS = (0, 1, 63, 65, 300, MOST)

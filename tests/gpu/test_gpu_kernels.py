@@ -17,7 +17,7 @@ from tilestream import cuda, devices
 from tilestream.errors import InputError
 from tilestream.ir.launches import cut_at_dram
 from tilestream.ir.pipeline import Role
-from tilestream.schedule.fits import verify_on
+from tilestream.kernels.fits import verify_on
 
 MOST = 4096
 ROWS = (0, 1, 63, 64, 65, 300, MOST)

@@ -7,10 +7,10 @@ import torch
 
 from tilestream import cuda
 from tilestream.apps.layers import Layer
+from tilestream.kernels.product.shared_tile import Tail
 from tilestream.plan.passes.share_tile import Split, share_tile
 from tilestream.run import prepare
 from tilestream.run.backend import tilestream
-from tilestream.schedule.shared_tile import Tail
 
 pytestmark = pytest.mark.gpu
 

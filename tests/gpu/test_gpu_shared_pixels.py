@@ -10,10 +10,10 @@ from oracle_runs import assert_same_bits, run_poisoned, to_gpu
 
 from tilestream import cuda
 from tilestream.ir.taps import Window
+from tilestream.kernels.product.shared_tile import Tail
 from tilestream.plan.passes.share_tile import Split, share_tile
 from tilestream.run import prepare
 from tilestream.run.backend import tilestream
-from tilestream.schedule.shared_tile import Tail
 
 pytestmark = pytest.mark.gpu
 

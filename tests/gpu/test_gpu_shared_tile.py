@@ -15,11 +15,11 @@ from places import pythonpath
 from shared_tiles import Ffn
 
 from tilestream import cuda, reference
+from tilestream.kernels.product.shared_tile import Tail, model
+from tilestream.kernels.product.sharing import Middle
 from tilestream.plan.passes.share_tile import Split, share_tile
 from tilestream.run import prepare
 from tilestream.run.backend import tilestream
-from tilestream.schedule.shared_tile import Tail, model
-from tilestream.schedule.sharing import Middle
 
 pytestmark = pytest.mark.gpu
 HERE = Path(__file__).parent

@@ -12,11 +12,11 @@ from torch import nn
 
 from tilestream import cuda
 from tilestream.apps.zoo import mlp
+from tilestream.kernels.product.shared_tile import Tail
+from tilestream.kernels.product.sharing import Middle
 from tilestream.plan.passes.share_tile import Split, share_tile
 from tilestream.run import prepare, timed_once
 from tilestream.run.backend import tilestream
-from tilestream.schedule.shared_tile import Tail
-from tilestream.schedule.sharing import Middle
 
 pytestmark = pytest.mark.gpu
 

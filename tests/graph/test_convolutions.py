@@ -16,9 +16,7 @@ from torch import nn
 
 from tilestream import cuda, reference
 from tilestream.cuda import sass
-from tilestream.cuda.emit import emit
 from tilestream.cuda.host.build import run_on_host
-from tilestream.cuda.tables import TAPPED, TAPPED_IN_BULK
 from tilestream.devices import get
 from tilestream.errors import InputError, VerifyError
 from tilestream.graph.capture import capture
@@ -33,6 +31,13 @@ from tilestream.ir.taps import Tap, Window
 from tilestream.ir.text import show
 from tilestream.ir.traffic import dram_of, l2_of
 from tilestream.ir.verify import verify
+from tilestream.kernels.fits import verify_on
+from tilestream.kernels.stream.build import build
+from tilestream.kernels.stream.chunks import all_chunks
+from tilestream.kernels.stream.emit import emit
+from tilestream.kernels.stream.layout import lay_out
+from tilestream.kernels.stream.stage_cost import stage_cost
+from tilestream.kernels.stream.tables import TAPPED, TAPPED_IN_BULK
 from tilestream.options import Options
 from tilestream.plan.analyse import analyse
 from tilestream.plan.cost import product_bound_us
@@ -43,11 +48,6 @@ from tilestream.report.facts import summary
 from tilestream.run import prepare
 from tilestream.run.backend import tilestream
 from tilestream.run.spec import decode, encode, spec_of
-from tilestream.schedule import build
-from tilestream.schedule.chunks import all_chunks
-from tilestream.schedule.fits import verify_on
-from tilestream.schedule.layout import lay_out
-from tilestream.schedule.stage_cost import stage_cost
 
 SAME = Window(9, 7, (3, 3), padding=(1, 1))
 

@@ -15,9 +15,7 @@ from programs import Program
 from torch import Tensor, nn
 
 from tilestream import reference
-from tilestream.cuda.emit import emit
 from tilestream.cuda.host.build import HostRun, run_on_host
-from tilestream.cuda.tables import GATHERED
 from tilestream.devices import get
 from tilestream.errors import InputError, VerifyError
 from tilestream.graph.capture import capture
@@ -29,6 +27,11 @@ from tilestream.ir.serialise import pipeline_from_json, pipeline_to_json
 from tilestream.ir.text import show
 from tilestream.ir.traffic import dram_of, traffic
 from tilestream.ir.verify import verify
+from tilestream.kernels.stream.build import build
+from tilestream.kernels.stream.chunks import all_chunks
+from tilestream.kernels.stream.emit import emit
+from tilestream.kernels.stream.stage_cost import stage_cost
+from tilestream.kernels.stream.tables import GATHERED
 from tilestream.reference.mesh_machine import run_meshes
 from tilestream.reference.ops import FLOAT64
 from tilestream.reference.whole import run_whole
@@ -37,9 +40,6 @@ from tilestream.run import oracle, prepare
 from tilestream.run.backend import tilestream
 from tilestream.run.measure import random_arguments
 from tilestream.run.spec import decode, encode, spec_of
-from tilestream.schedule import build
-from tilestream.schedule.chunks import all_chunks
-from tilestream.schedule.stage_cost import stage_cost
 
 # -- the IR
 

@@ -23,9 +23,9 @@ from tilestream.ir.plain import by_rows
 from tilestream.ir.read import axes, program, tensors
 from tilestream.ir.text import show_op
 from tilestream.ir.verify import verify
+from tilestream.kernels.shape import KernelShape, kernel_shape
 from tilestream.reference.mesh_machine import Moved, run_meshes
 from tilestream.reference.ops import FLOAT64
-from tilestream.schedule.shape import KernelShape, kernel_shape
 
 GRID, CLUSTER, WARPS = Level.GRID, Level.CLUSTER, Level.WARPGROUP
 LEVELS = ("shared", "dsm", "l2")

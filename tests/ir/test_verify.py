@@ -16,7 +16,7 @@ from tilestream.ir.launches import cut_at_dram
 from tilestream.ir.pipeline import Pipeline, Queue, Residency, Role, Shard, Stage, Tensor, Tile, TileOp, Transport
 from tilestream.ir.tileops import OPS, PLAIN
 from tilestream.ir.verify import verify
-from tilestream.schedule.fits import verify_on
+from tilestream.kernels.fits import verify_on
 
 H200 = devices.get("h200")
 

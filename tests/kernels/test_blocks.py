@@ -16,7 +16,6 @@ from wide_programs import Points, held, mlp, points, residual
 
 from tilestream import reference
 from tilestream.cuda import compile_only, sass
-from tilestream.cuda.emit import emit
 from tilestream.devices import get
 from tilestream.errors import VerifyError
 from tilestream.graph import selection
@@ -27,12 +26,13 @@ from tilestream.ir.pipeline import Pipeline, Shard
 from tilestream.ir.serialise import pipeline_from_json, pipeline_to_json
 from tilestream.ir.text import show
 from tilestream.ir.verify import verify
+from tilestream.kernels.fits import verify_on
+from tilestream.kernels.stream.build import build
+from tilestream.kernels.stream.emit import emit
+from tilestream.kernels.stream.layout import lay_out
+from tilestream.kernels.stream.model import Place
 from tilestream.options import Options
 from tilestream.plan.planner import plan
-from tilestream.schedule import build
-from tilestream.schedule.fits import verify_on
-from tilestream.schedule.layout import lay_out
-from tilestream.schedule.model import Place
 
 H200 = get("h200")
 needs_host = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")

@@ -19,7 +19,7 @@ from tilestream.cuda.host.build import HostRace, HostRun, HostTrap, Mutation
 from tilestream.cuda.host.exchange import exchange_on_host
 from tilestream.devices.shared_tile import H200_GENERATED
 from tilestream.errors import VerifyError
-from tilestream.schedule.sharing import Middle
+from tilestream.kernels.product.sharing import Middle
 
 on_host = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
 

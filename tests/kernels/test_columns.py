@@ -15,7 +15,6 @@ from torch import nn
 
 from tilestream import reference
 from tilestream.cuda import compile_only, sass
-from tilestream.cuda.emit import emit
 from tilestream.devices import get
 from tilestream.errors import VerifyError
 from tilestream.graph import selection
@@ -27,13 +26,14 @@ from tilestream.ir.plain import plain
 from tilestream.ir.serialise import pipeline_from_json, pipeline_to_json
 from tilestream.ir.text import show
 from tilestream.ir.verify import verify
+from tilestream.kernels.fits import verify_on
+from tilestream.kernels.shape import KernelShape, kernel_shape, why_no_kernel
+from tilestream.kernels.stream.build import build
+from tilestream.kernels.stream.emit import emit
+from tilestream.kernels.stream.model import Place
 from tilestream.options import Options
 from tilestream.plan.passes import chunk_hidden
 from tilestream.plan.planner import plan
-from tilestream.schedule import build
-from tilestream.schedule.fits import verify_on
-from tilestream.schedule.model import Place
-from tilestream.schedule.shape import KernelShape, kernel_shape, why_no_kernel
 
 H200 = get("h200")
 needs_host = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")

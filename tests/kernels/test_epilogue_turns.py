@@ -11,8 +11,8 @@ from tilestream import cuda
 from tilestream.cuda import sass
 from tilestream.cuda.compile import compile_source, compiler_version
 from tilestream.ir.pipeline import Pipeline, Residency, Shard
-from tilestream.schedule import build
-from tilestream.schedule.turns import ahead, looped
+from tilestream.kernels.stream.build import build
+from tilestream.kernels.stream.turns import ahead, looped
 
 
 def placed(p: Pipeline, dim: int = 0) -> Pipeline:

@@ -20,7 +20,6 @@ from random_programs import Limits
 from samples import bulk, spatial
 
 from tilestream import reference
-from tilestream.cuda.emit import emit
 from tilestream.cuda.host.build import (
     HostRun,
     HostTrap,
@@ -32,7 +31,8 @@ from tilestream.devices import get
 from tilestream.errors import CompileError, QueueTimeout, VerifyError
 from tilestream.ir.launches import cut_at_dram
 from tilestream.ir.pipeline import Pipeline, Queue, Residency, Shard, Transport
-from tilestream.schedule.fits import verify_on
+from tilestream.kernels.fits import verify_on
+from tilestream.kernels.stream.emit import emit
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
 FUZZ = int(os.environ.get("TILESTREAM_HOST_FUZZ", "48"))

@@ -15,9 +15,9 @@ from tilestream.apps.layers import Layer
 from tilestream.cuda.host.build import HostRace, HostRun, HostTrap, Mutation
 from tilestream.cuda.host.shared_tile import run_tile_on_host
 from tilestream.errors import QueueTimeout
+from tilestream.kernels.product.shared_tile import Tail
+from tilestream.kernels.product.sharing import Middle
 from tilestream.plan.passes.share_tile import Split, share_tile
-from tilestream.schedule.shared_tile import Tail
-from tilestream.schedule.sharing import Middle
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
 

@@ -11,10 +11,10 @@ from samples import spatial
 from tilestream.cuda import sass
 from tilestream.cuda.cache import compiled
 from tilestream.cuda.compile import KernelReport
-from tilestream.cuda.emit import KernelSource, emit
 from tilestream.devices import get
 from tilestream.ir.launches import cut_at_dram
 from tilestream.ir.pipeline import Pipeline, Shard
+from tilestream.kernels.stream.emit import KernelSource, emit
 from tilestream.options import Options
 from tilestream.plan.planner import plan
 

@@ -15,14 +15,14 @@ from random_programs import Limits
 from torch import nn
 
 from tilestream import devices, reference
-from tilestream.cuda.emit import emit
 from tilestream.cuda.host.build import HostRun, run_on_host
 from tilestream.errors import VerifyError
 from tilestream.ir.pipeline import Pipeline, Role
 from tilestream.ir.traffic import traffic
-from tilestream.schedule import build
-from tilestream.schedule.fits import verify_on
-from tilestream.schedule.layout import lay_out
+from tilestream.kernels.fits import verify_on
+from tilestream.kernels.stream.build import build
+from tilestream.kernels.stream.emit import emit
+from tilestream.kernels.stream.layout import lay_out
 from tilestream.simulator.from_pipeline import launch_of
 
 H200 = devices.get("h200")

@@ -9,8 +9,8 @@ import pytest
 from host_runs import check, with_stage
 from programs import Program
 
-from tilestream.cuda.emit import emit
 from tilestream.ir.pipeline import Pipeline, Residency
+from tilestream.kernels.stream.emit import emit
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
 

@@ -8,8 +8,8 @@ import pytest
 from programs import Program, chain
 
 from tilestream.cuda.compile import compile_split
-from tilestream.cuda.emit import emit
 from tilestream.ir.pipeline import Pipeline, Shard
+from tilestream.kernels.stream.emit import emit
 
 
 def by_columns(program: Pipeline, in_flight: int = 2) -> Pipeline:

@@ -38,8 +38,8 @@ from tilestream.devices import get
 from tilestream.errors import QueueTimeout, VerifyError
 from tilestream.ir.pipeline import Pipeline, Queue, Residency, Shard
 from tilestream.ir.taps import Window
+from tilestream.kernels.fits import verify_on
 from tilestream.plan.passes import split_columns, split_spatial
-from tilestream.schedule.fits import verify_on
 
 FUZZ = int(os.environ.get("TILESTREAM_TSAN_FUZZ", "12"))
 CODE = "int main() { return 0; }"

@@ -9,10 +9,11 @@ from programs import Program, chain, edge_block, nerf
 
 from tilestream.errors import IRError, VerifyError
 from tilestream.ir.pipeline import Pipeline, Residency, Role, Shard
-from tilestream.schedule import Schedule, build, footprint
-from tilestream.schedule.layout import CHUNK, SHARED_LIMIT, lay_out
-from tilestream.schedule.model import Place
-from tilestream.schedule.places import REGISTER_LIMIT, REGISTER_SPLITS
+from tilestream.kernels.footprint import footprint
+from tilestream.kernels.stream.build import build
+from tilestream.kernels.stream.layout import CHUNK, SHARED_LIMIT, lay_out
+from tilestream.kernels.stream.model import Place, Schedule
+from tilestream.kernels.stream.places import REGISTER_LIMIT, REGISTER_SPLITS
 
 
 def schedule(p: Pipeline) -> Schedule:

@@ -18,6 +18,11 @@ from tilestream.ir.axes import Level, Spread
 from tilestream.ir.derive import exchanges
 from tilestream.ir.pipeline import Pipeline, TileOp
 from tilestream.ir.verify import verify
+from tilestream.kernels.fits import verify_on
+from tilestream.kernels.product.shared_tile import Tail, build, is_block, is_projection
+from tilestream.kernels.product.shared_tile.cost import shared_tile_cost
+from tilestream.kernels.product.sharing import Middle
+from tilestream.kernels.shape import KernelShape, kernel_shape
 from tilestream.options import Options
 from tilestream.plan import few_rows, planner
 from tilestream.plan.passes.share_tile import Split, share_tile
@@ -25,11 +30,6 @@ from tilestream.reference.mesh_machine import Moved, run_meshes
 from tilestream.reference.ops import FLOAT64
 from tilestream.run import prepare
 from tilestream.run.backend import tilestream
-from tilestream.schedule.fits import verify_on
-from tilestream.schedule.shape import KernelShape, kernel_shape
-from tilestream.schedule.shared_tile import Tail, build, is_block, is_projection
-from tilestream.schedule.shared_tile_cost import shared_tile_cost
-from tilestream.schedule.sharing import Middle
 
 H200 = devices.get("h200")
 LLAMA = Layer(2048, (2048, 512, 512), "rms")

@@ -10,10 +10,10 @@ import pytest
 from host_runs import check, with_stage
 from programs import Program, nerf
 
-from tilestream.cuda.emit import emit
 from tilestream.ir.pipeline import Pipeline, Residency, Shard
-from tilestream.schedule import build
-from tilestream.schedule.layout import boxes_of, lay_out, pages_of
+from tilestream.kernels.stream.build import build
+from tilestream.kernels.stream.emit import emit
+from tilestream.kernels.stream.layout import boxes_of, lay_out, pages_of
 
 PRODUCT = re.compile(r"product_registers<Mma<T, (\d+), 0>, (\d+), (\d+)>")
 

@@ -19,6 +19,9 @@ from tilestream.errors import QueueTimeout, VerifyError
 from tilestream.ir.pipeline import TILE_ROWS, Pipeline
 from tilestream.ir.taps import Window, pictures
 from tilestream.ir.verify import verify
+from tilestream.kernels.product.shared_tile import Tail, build, is_block, is_projection
+from tilestream.kernels.product.shared_tile.cost import shared_tile_cost
+from tilestream.kernels.product.tiled_block.model import is_tileable
 from tilestream.options import Options
 from tilestream.plan import few_rows
 from tilestream.plan.analyse import analyse
@@ -26,9 +29,6 @@ from tilestream.plan.passes.share_tile import Split, share_tile
 from tilestream.reference.mesh_machine import Moved, run_meshes
 from tilestream.reference.ops import FLOAT64
 from tilestream.report.simulation import Simulation
-from tilestream.schedule.shared_tile import Tail, build, is_block, is_projection
-from tilestream.schedule.shared_tile_cost import shared_tile_cost
-from tilestream.schedule.tiled_block import is_tileable
 
 SAME = Window(9, 7, (3, 3), padding=(1, 1))
 STRIDED = Window(11, 9, (3, 2), (2, 1), (2, 0), (2, 3))

@@ -15,7 +15,6 @@ from torch import nn
 
 from tilestream import cuda, devices, reference
 from tilestream.apps import llama
-from tilestream.cuda.shared_tile import emit
 from tilestream.errors import VerifyError
 from tilestream.graph.capture import capture
 from tilestream.graph.selection import partition
@@ -23,6 +22,11 @@ from tilestream.ir.axes import Level, Loop, Spread
 from tilestream.ir.derive import exchanges
 from tilestream.ir.pipeline import Pipeline, Role, Tensor
 from tilestream.ir.verify import verify
+from tilestream.kernels.fits import verify_on
+from tilestream.kernels.product.shared_tile import Tail, build, find_block
+from tilestream.kernels.product.shared_tile.emit import emit
+from tilestream.kernels.product.sharing import Middle
+from tilestream.kernels.shape import KernelShape, kernel_shape
 from tilestream.options import Options
 from tilestream.plan import few_rows, planner
 from tilestream.plan.cache import key
@@ -30,10 +34,6 @@ from tilestream.plan.passes.share_tile import Split, share_tile, tiles_for
 from tilestream.reference.mesh_machine import Moved, run_meshes
 from tilestream.reference.ops import FLOAT64
 from tilestream.run.backend import tilestream
-from tilestream.schedule.fits import verify_on
-from tilestream.schedule.shape import KernelShape, kernel_shape
-from tilestream.schedule.shared_tile import Tail, build, find_block
-from tilestream.schedule.sharing import Middle
 
 H200 = devices.get("h200")
 G4, G8 = Ffn(3072, 768, 768), Ffn(8192, 2048, 2048)

@@ -11,12 +11,12 @@ from shared_tiles import Ffn
 
 from tilestream import cuda
 from tilestream.cuda import sass
-from tilestream.cuda.shared_tile.diagnose import ExchangeDump
+from tilestream.cuda.diagnose_shared_tile import ExchangeDump
 from tilestream.errors import QueueTimeout
 from tilestream.ir.pipeline import Pipeline
+from tilestream.kernels.product.shared_tile import Tail, build
+from tilestream.kernels.product.sharing import Middle
 from tilestream.plan.passes.share_tile import Split, share_tile
-from tilestream.schedule.shared_tile import Tail, build
-from tilestream.schedule.sharing import Middle
 
 G4 = Ffn(3072, 768, 768)
 S2 = Ffn(5632, 2048, 2048, gated=True, act="silu")

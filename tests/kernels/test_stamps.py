@@ -21,13 +21,15 @@ from stamped import check_complete, check_order
 from tilestream import devices
 from tilestream.cuda import sass, stamps
 from tilestream.cuda.compile import compile_source
-from tilestream.cuda.emit import COUNTER_BYTES, emit, headers, place_counters
 from tilestream.cuda.host.build import HostRun, run_on_host, stamped_on_host
 from tilestream.cuda.recording import CONSUMERS, DETAIL, WAIT, Recording, of_logs
 from tilestream.cuda.stamps import Event
 from tilestream.errors import CompileError, DeviceError, InputError, VerifyError
 from tilestream.ir.launches import cut_at_dram
 from tilestream.ir.pipeline import Pipeline, Residency, Shard
+from tilestream.kernels.fits import verify_on
+from tilestream.kernels.parts.headers import headers
+from tilestream.kernels.stream.emit import COUNTER_BYTES, emit, place_counters
 from tilestream.options import Options
 from tilestream.plan.analysis import Analysis
 from tilestream.report import timeline
@@ -35,7 +37,6 @@ from tilestream.report.accounts import KINDS, compare, of_recording, of_simulati
 from tilestream.report.measured import Measured, Measurements, device_here
 from tilestream.report.simulation import Run, Simulation
 from tilestream.run.record import record
-from tilestream.schedule.fits import verify_on
 from tilestream.simulator import simulate
 
 pytestmark = pytest.mark.xdist_group("stamps")  # one process makes what its tests share

@@ -16,18 +16,18 @@ from tilestream.cuda import sass
 from tilestream.cuda.compile import compile_source
 from tilestream.cuda.host.build import HostRace, HostRun, HostTrap, Mutation
 from tilestream.cuda.host.stationary import run_sums_on_host
-from tilestream.cuda.stationary import emit
 from tilestream.devices import get
 from tilestream.errors import PlanError, QueueTimeout, VerifyError
 from tilestream.ir.axes import Level, Loop, Spread
 from tilestream.ir.pipeline import Pipeline
 from tilestream.ir.plain import plain
 from tilestream.ir.verify import verify
+from tilestream.kernels.fits import verify_on
+from tilestream.kernels.gradients.stationary import builds, is_stationary
+from tilestream.kernels.gradients.stationary.cost import cost
+from tilestream.kernels.gradients.stationary.emit import emit
+from tilestream.kernels.shape import KernelShape, kernel_shape, why_no_kernel
 from tilestream.plan.gradients import Gradient, weight_gradients
-from tilestream.schedule.fits import verify_on
-from tilestream.schedule.shape import KernelShape, kernel_shape, why_no_kernel
-from tilestream.schedule.stationary import builds, is_stationary
-from tilestream.schedule.stationary.cost import cost
 
 on_host = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
 needs_disassembler = pytest.mark.skipif(

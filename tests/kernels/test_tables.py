@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from programs import Program, chain, edge_block, nerf
 
-from tilestream.cuda.emit import KernelSource, emit
 from tilestream.ir.pipeline import Pipeline, Queue, Shard, Stage, Transport
+from tilestream.kernels.stream.emit import KernelSource, emit
 
 
 def shared(p: Pipeline) -> Pipeline:

@@ -19,12 +19,12 @@ from tilestream.graph.selection import partition
 from tilestream.ir.axes import Loop
 from tilestream.ir.pipeline import Pipeline
 from tilestream.ir.verify import verify
+from tilestream.kernels.fits import verify_on
+from tilestream.kernels.product.tiled_block.model import TiledBlock, build, space_bytes
+from tilestream.kernels.shape import KernelShape, kernel_shape, why_no_kernel
 from tilestream.options import Options
 from tilestream.plan.passes import tile_block
 from tilestream.plan.planner import plan
-from tilestream.schedule.fits import verify_on
-from tilestream.schedule.shape import KernelShape, kernel_shape, why_no_kernel
-from tilestream.schedule.tiled_block import TiledBlock, build, space_bytes
 
 H200 = devices.get("h200")
 TWO = replace(H200, clusters=((2, 2),))

@@ -18,9 +18,9 @@ from tilestream.devices import get
 from tilestream.errors import VerifyError
 from tilestream.ir.axes import along
 from tilestream.ir.pipeline import Pipeline, Role, Tensor, TileOp
-from tilestream.schedule.backward import WideChain, build, find_chain
-from tilestream.schedule.backward.cost import cost
-from tilestream.schedule.fits import verify_on
+from tilestream.kernels.fits import verify_on
+from tilestream.kernels.gradients.backward import WideChain, build, find_chain
+from tilestream.kernels.gradients.backward.cost import cost
 
 on_host = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
 needs_disassembler = pytest.mark.skipif(

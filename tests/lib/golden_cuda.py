@@ -17,11 +17,11 @@ from places import GOLDEN
 
 from tilestream import devices
 from tilestream.apps import APPS
-from tilestream.cuda.emit import emit
 from tilestream.graph.capture import capture
 from tilestream.graph.selection import partition
 from tilestream.ir.launches import cut_at_dram
 from tilestream.ir.pipeline import Pipeline
+from tilestream.kernels.stream.emit import emit
 from tilestream.plan.passes import choose_in_flight, choose_placement, choose_residency, cut_vertical
 
 FILE = GOLDEN / "cuda.json"

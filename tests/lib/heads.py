@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from programs import Program
+from tilestream.schedule.shared_tile import Tail
+from tilestream.schedule.sharing import Middle
 
 from tilestream.ir.pipeline import Pipeline
 from tilestream.plan.passes.share_tile import Split
-from tilestream.schedule.shared_tile import Tail
-from tilestream.schedule.sharing import Middle
 
 HEAD = Split(4, 1, Tail.CLUSTER, row_tiles=16, depth=64, middle=Middle.NONE)
 

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import torch
 
-from tilestream.cuda.emit import headers
 from tilestream.cuda.host.build import Mutation
 from tilestream.cuda.segments import text
+from tilestream.kernels.parts.headers import headers
 
 KERNELS = {"tilestream_keys": "KeyParams", "tilestream_starts": "StartParams", "tilestream_sum": "SumParams"}
 

@@ -6,9 +6,9 @@ import pytest
 from shared_tiles import Ffn
 
 from tilestream import devices
+from tilestream.kernels.product.shared_tile import build
+from tilestream.kernels.product.shared_tile.cost import shared_tile_cost
 from tilestream.plan.passes.share_tile import share_tile
-from tilestream.schedule.shared_tile import build
-from tilestream.schedule.shared_tile_cost import shared_tile_cost
 from tilestream.studies.flashfuser.generated import split_of
 
 BLOCKS = {

@@ -15,11 +15,11 @@ from tilestream import devices
 from tilestream.devices import DEVICES, Device
 from tilestream.devices.shared_tile import H200_GENERATED, HANGS_ON, SharedTileRates
 from tilestream.ir.pipeline import Pipeline
+from tilestream.kernels.closed_forms import CLOSED_FORMS, closed_form
 from tilestream.options import Options
 from tilestream.plan.cost import predict
 from tilestream.plan.planner import plan
 from tilestream.plan.shown import pipeline_us
-from tilestream.schedule.closed_forms import CLOSED_FORMS, closed_form
 from tilestream.simulator import simulate
 
 TIMES = GOLDEN / "closed_forms.json"

@@ -10,12 +10,12 @@ from places import BENCHMARKS
 
 from tilestream.ir.plain import by_rows
 from tilestream.ir.serialise import pipeline_from_json
+from tilestream.kernels.stream.build import build
+from tilestream.kernels.stream.counts import code_apart, code_size
+from tilestream.kernels.stream.layout import lay_out
 from tilestream.options import Options
 from tilestream.plan.planner import FALLBACK, plan
 from tilestream.run.spec import decode
-from tilestream.schedule import build
-from tilestream.schedule.counts import code_apart, code_size
-from tilestream.schedule.layout import lay_out
 
 pytestmark = pytest.mark.xdist_group("cost_truth")  # one process makes what its tests share
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from tilestream.apps.nerf import NeRF
 from tilestream.devices import get
 from tilestream.ir.pipeline import Pipeline
+from tilestream.kernels.gradients.backward.cost import cost
 from tilestream.options import Options
 from tilestream.plan import chain_choice
 from tilestream.plan.analyse import analyse
@@ -26,7 +27,6 @@ from tilestream.plan.parts import RegionAnalysis
 from tilestream.report import html, kernels, parts
 from tilestream.report.explain import Report
 from tilestream.report.simulation import Simulation
-from tilestream.schedule.backward.cost import cost
 
 __all__ = ["joined"]  # a fixture
 H200 = get("h200")

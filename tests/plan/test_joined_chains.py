@@ -20,8 +20,8 @@ from tilestream.cuda.host.stationary import run_sums_on_host
 from tilestream.graph import kept
 from tilestream.ir.dtypes import TORCH_DTYPES
 from tilestream.ir.pipeline import Pipeline, Role
+from tilestream.kernels.gradients.backward import WideChain, build
 from tilestream.run import backward_chains, inductor, oracle, prepare
-from tilestream.schedule.backward import WideChain, build
 
 ROWS = 200
 

@@ -15,9 +15,9 @@ from tilestream.graph.selection import partition
 from tilestream.ir import plain as plain_form
 from tilestream.ir.once import once
 from tilestream.ir.pipeline import Pipeline
+from tilestream.kernels.product.shared_tile.finder import Finder
 from tilestream.options import Options
 from tilestream.plan.planner import proposals
-from tilestream.schedule.shared_tile.finder import Finder
 
 
 @pytest.fixture(scope="module")

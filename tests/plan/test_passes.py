@@ -20,6 +20,7 @@ from tilestream.errors import TilestreamError, VerifyError
 from tilestream.ir.launches import cut_at_dram
 from tilestream.ir.pipeline import Pipeline, Residency, Shard, Transport
 from tilestream.ir.text import show
+from tilestream.kernels.fits import verify_on
 from tilestream.plan.passes import (
     balance,
     choose_placement,
@@ -32,7 +33,6 @@ from tilestream.plan.passes import (
     split_bulk,
     split_spatial,
 )
-from tilestream.schedule.fits import verify_on
 
 SLOW = (HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large)
 

@@ -21,6 +21,7 @@ from tilestream.errors import CompileError, PlanError
 from tilestream.graph.capture import capture
 from tilestream.graph.selection import partition
 from tilestream.ir.pipeline import Residency
+from tilestream.kernels.fits import verify_on
 from tilestream.options import Options
 from tilestream.plan import planner, recipes
 from tilestream.plan.cost import product_bound_us
@@ -28,7 +29,6 @@ from tilestream.plan.passes import split_bulk
 from tilestream.plan.passes.verified import apply
 from tilestream.plan.planner import FALLBACK, MEASURED, Candidate, plan, summary
 from tilestream.run.timing import uncollected
-from tilestream.schedule.fits import verify_on
 
 H200 = devices.get("h200")
 RESULTS = BENCHMARKS / "results"

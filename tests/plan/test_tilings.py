@@ -5,11 +5,11 @@ from __future__ import annotations
 from shared_tiles import Ffn
 
 from tilestream import devices
+from tilestream.kernels.product.shared_tile import SharedTile, Tail, build
+from tilestream.kernels.product.sharing import Middle
 from tilestream.options import Options
 from tilestream.plan import few_rows
 from tilestream.plan.passes.share_tile import Split, share_tile, tilings
-from tilestream.schedule.shared_tile import SharedTile, Tail, build
-from tilestream.schedule.sharing import Middle
 
 H200 = devices.get("h200")
 SMALL = Ffn(512, 416, 256)

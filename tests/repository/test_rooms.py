@@ -15,7 +15,7 @@ ROOMS = (
     ("errors", "interrupts"),
     ("announce", "files", "options"),
     ("ir", "devices"),
-    ("schedule",),
+    ("kernels",),
     ("graph", "simulator"),  # what a plan is made of, and what it is predicted by
     ("plan",),
     ("cuda", "reference"),  # two ways to run a pipeline, which never meet

@@ -52,7 +52,7 @@ def test_the_timeout_is_the_one_in_the_code():
 
 def test_the_dump_on_the_page_is_what_the_code_prints():
     from tilestream.cuda.diagnose import Dump
-    from tilestream.cuda.tables import QueueSpec, Tables
+    from tilestream.kernels.stream.tables import QueueSpec, Tables
 
     queues = [
         QueueSpec("code", "bf16", 128, 4, ("hidden", "head"), 0, ""),

@@ -22,6 +22,9 @@ from tilestream.graph.region import Region
 from tilestream.graph.selection import Partition, partition
 from tilestream.graph.tails import LIBRARY, tails
 from tilestream.ir.pipeline import Pipeline
+from tilestream.kernels.fits import verify_on
+from tilestream.kernels.product.shared_tile import Tail, build
+from tilestream.kernels.product.sharing import Middle
 from tilestream.options import Options
 from tilestream.plan import few_rows
 from tilestream.plan.analyse import analyse
@@ -37,9 +40,6 @@ from tilestream.run.operator import REGION
 from tilestream.run.place import place
 from tilestream.run.spec import decode, encode, spec_of
 from tilestream.run.target import Target
-from tilestream.schedule.fits import verify_on
-from tilestream.schedule.shared_tile import Tail, build
-from tilestream.schedule.sharing import Middle
 
 aten = torch.ops.aten
 H200 = devices.get("h200")

@@ -16,11 +16,11 @@ import torch
 from tilestream.cuda import driver
 from tilestream.cuda.cache import compiled
 from tilestream.cuda.exchange import BLOCK_BYTES, GATHERS, THREADS, Exchange, Kind, map_sizes, params
-from tilestream.cuda.shared_tile.params import PHASES
-from tilestream.cuda.workspace import LINE_BYTES
 from tilestream.devices import Device
 from tilestream.errors import DeviceError, VerifyError
-from tilestream.schedule.layout import SHARED_LIMIT
+from tilestream.kernels.parts.params import LINE_BYTES
+from tilestream.kernels.product.shared_tile.params import PHASES
+from tilestream.kernels.stream.layout import SHARED_LIMIT
 
 PEERS = (2, 4, 8, 16)
 PARTS = (1024, 4096, 8192, 16_384, 32_768)

@@ -12,25 +12,25 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from tilestream.cuda.backward import emit as emit_backward
 from tilestream.cuda.cache import begun, compile_ahead, compiled
 from tilestream.cuda.compile import KernelReport
-from tilestream.cuda.emit import KernelSource, emit
-from tilestream.cuda.shared_tile import SharedTileSource
-from tilestream.cuda.shared_tile import emit as emit_shared_tile
-from tilestream.cuda.stationary import StationarySource
-from tilestream.cuda.stationary import emit as emit_stationary
-from tilestream.cuda.tiled_block import TiledBlockSource
-from tilestream.cuda.tiled_block import emit as emit_tiled_block
 from tilestream.cuda.workers import NOW
 from tilestream.devices import get
 from tilestream.errors import DeviceError, TilestreamError, VerifyError
 from tilestream.ir.launches import cut_at_dram
 from tilestream.ir.pipeline import Pipeline
-from tilestream.schedule.backward import is_backward
-from tilestream.schedule.fits import stages_fit_sm
-from tilestream.schedule.shape import is_shared_tile, is_tiled_block, why_no_kernel
-from tilestream.schedule.stationary import is_stationary
+from tilestream.kernels.fits import stages_fit_sm
+from tilestream.kernels.gradients.backward import is_backward
+from tilestream.kernels.gradients.backward.emit import emit as emit_backward
+from tilestream.kernels.gradients.stationary import is_stationary
+from tilestream.kernels.gradients.stationary.emit import StationarySource
+from tilestream.kernels.gradients.stationary.emit import emit as emit_stationary
+from tilestream.kernels.product.shared_tile.emit import SharedTileSource
+from tilestream.kernels.product.shared_tile.emit import emit as emit_shared_tile
+from tilestream.kernels.product.tiled_block.emit import TiledBlockSource
+from tilestream.kernels.product.tiled_block.emit import emit as emit_tiled_block
+from tilestream.kernels.shape import is_shared_tile, is_tiled_block, why_no_kernel
+from tilestream.kernels.stream.emit import KernelSource, emit
 
 if TYPE_CHECKING:
     from tilestream.cuda.launch import AnyLaunch, CompiledPipeline

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from tilestream.cuda.building import Building
 from tilestream.cuda.compile import KernelReport, Source, compiler_package
-from tilestream.cuda.emit import headers_digest
 from tilestream.cuda.workers import NOW
+from tilestream.kernels.parts.headers import headers_digest
 from tilestream.options import default_cache_folder
 
 log = logging.getLogger(__name__)

@@ -11,8 +11,8 @@ from functools import lru_cache
 from importlib import metadata
 from typing import Protocol
 
-from tilestream.cuda.emit import included
 from tilestream.errors import CompileError
+from tilestream.kernels.parts.headers import included
 
 # Warnings that mean a slow or wrong kernel: setmaxnreg ignored, wgmma serialised.
 _FATAL = re.compile(r"C75\d\d")

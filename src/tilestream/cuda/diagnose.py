@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 import torch
 
-from tilestream.cuda.tables import INDEX, Tables
 from tilestream.errors import DeviceError, InputError, QueueTimeout, TilestreamError
+from tilestream.kernels.stream.tables import INDEX, Tables
 
 log = logging.getLogger(__name__)
 

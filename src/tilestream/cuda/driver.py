@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
-from tilestream.cuda.tensor_maps import Maps
 from tilestream.errors import DeviceError
+from tilestream.kernels.parts.tensor_maps import Maps
 
 PORTABLE_CLUSTER = 8  # a larger one must be asked for
 _TYPES = {

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from math import ceil
 
-from tilestream.cuda.params import MAP, Field, Struct, pointers
 from tilestream.errors import VerifyError
-from tilestream.schedule.layout import SHARED_LIMIT
+from tilestream.kernels.parts.params import MAP, Field, Struct, pointers
+from tilestream.kernels.stream.layout import SHARED_LIMIT
 
 BLOCK_BYTES = 2048
 """fp32 of 64 rows x 8 columns: tiles of sums are whole blocks."""

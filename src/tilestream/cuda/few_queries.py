@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from tilestream.cuda import beside
-from tilestream.cuda.params import Field, Struct, pointers
 from tilestream.ir.dtypes import DTYPES
+from tilestream.kernels.parts.params import Field, Struct, pointers
 
 NAME = "tilestream_few_queries"
 FEATURES = (32, 64, 128, 256)

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from tilestream.cuda import beside
 from tilestream.cuda.diagnose import IndexRecord
-from tilestream.cuda.params import Field, Struct, pointers
 from tilestream.ir.dtypes import DTYPES
+from tilestream.kernels.parts.params import Field, Struct, pointers
 
 FORWARD, BACKWARD = "tilestream_interaction", "tilestream_interaction_backward"
 PIECE = 8

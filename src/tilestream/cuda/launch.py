@@ -9,17 +9,12 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from tilestream.cuda import driver, pack, stamps
-from tilestream.cuda.arguments import MOST_ROWS, Addresses
-from tilestream.cuda.arguments import pack as pack_argument
 from tilestream.cuda.compile import KernelReport
 from tilestream.cuda.diagnose import Dump
 from tilestream.cuda.driver import LaunchGraph, PreparedLaunch
-from tilestream.cuda.emit import THREADS, KernelSource
-from tilestream.cuda.params import TIMEOUT_NS, Where
-from tilestream.cuda.shared_tile.launch import SharedTileLaunch
-from tilestream.cuda.stationary.launch import StationaryLaunch
-from tilestream.cuda.tables import TABLE
-from tilestream.cuda.tiled_block.launch import TiledBlockLaunch
+from tilestream.cuda.launch_shared_tile import SharedTileLaunch
+from tilestream.cuda.launch_stationary import StationaryLaunch
+from tilestream.cuda.launch_tiled_block import TiledBlockLaunch
 from tilestream.cuda.turn import Turner
 from tilestream.cuda.workspace import Workspace, Workspaces
 from tilestream.errors import DeviceError, InputError
@@ -27,6 +22,11 @@ from tilestream.ir.dtypes import ELEMENT_DTYPES, TORCH_DTYPES
 from tilestream.ir.pipeline import Pipeline, Role, Tensor
 from tilestream.ir.sizes import tiles_of
 from tilestream.ir.taps import rows_given
+from tilestream.kernels.parts.params import TIMEOUT_NS, Where
+from tilestream.kernels.stream.arguments import MOST_ROWS, Addresses
+from tilestream.kernels.stream.arguments import pack as pack_argument
+from tilestream.kernels.stream.emit import THREADS, KernelSource
+from tilestream.kernels.stream.tables import TABLE
 
 KEPT = 16
 """Sets of addresses that a ``Bound`` keeps its launches for: where results go varies from call to call."""

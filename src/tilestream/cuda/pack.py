@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from tilestream.cuda import beside, driver
-from tilestream.cuda.params import Field, Struct, Where, pointers
-from tilestream.cuda.tables import PackSpec
 from tilestream.ir.pipeline import DTYPE_BYTES
-from tilestream.schedule.model import ceil_to, columns_of
+from tilestream.kernels.parts.params import Field, Struct, Where, pointers
+from tilestream.kernels.stream.model import ceil_to, columns_of
+from tilestream.kernels.stream.tables import PackSpec
 
 ENTRY = Struct(
     "PackEntry",

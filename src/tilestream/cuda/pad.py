@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tilestream.cuda import beside
-from tilestream.cuda.params import Field, Struct, pointers
+from tilestream.kernels.parts.params import Field, Struct, pointers
 
 NAME = "tilestream_pad"
 WARPS, PIECE = 8, 16

@@ -16,8 +16,8 @@ from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
 
-from tilestream.cuda.emit import KernelSource
 from tilestream.errors import CompileError
+from tilestream.kernels.stream.emit import KernelSource
 
 _INSTRUCTION = re.compile(r"/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)\s*([^;]*);")
 
@@ -200,8 +200,8 @@ def loops_keep_their_operands(code: Code, source: KernelSource) -> list[str]:
     """A product in a loop over columns reads, turn after turn, registers that were written before the loop.
 
     ptxas of CUDA 13.0 takes two operands of equally many registers for one: what the second product of a turn reads is
-    packed over what the first one needs again. ``schedule.places`` keeps such an operand in shared memory. (Blocks that
-    are held are no such loop: the last of them is packed over an operand that is done with.)
+    packed over what the first one needs again. ``kernels.stream.places`` keeps such an operand in shared memory.
+    (Blocks that are held are no such loop: the last of them is packed over an operand that is done with.)
     """
     if all(loop.held for s in source.pipeline.stages for loop in s.loops[1:]):
         return []

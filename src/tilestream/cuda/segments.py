@@ -13,8 +13,8 @@ from torch import Tensor
 from tilestream.cuda import beside
 from tilestream.cuda.cache import compile_ahead
 from tilestream.cuda.diagnose import IndexRecord
-from tilestream.cuda.params import Field, Struct, pointers
 from tilestream.ir.dtypes import DTYPES
+from tilestream.kernels.parts.params import Field, Struct, pointers
 
 SUM_THREADS, LANE_BYTES, LONG, MOST_EACH = 512, 16, 64, 8  # segments.cuh
 CTAS = 264

@@ -14,11 +14,11 @@ from itertools import pairwise
 import numpy as np
 
 from tilestream.cuda import driver
-from tilestream.cuda.emit import ROLES, KernelSource
 from tilestream.cuda.workspace import Memory
 from tilestream.errors import DeviceError
 from tilestream.ir.sizes import tiles_of
-from tilestream.schedule.model import ceil_to
+from tilestream.kernels.stream.emit import ROLES, KernelSource
+from tilestream.kernels.stream.model import ceil_to
 
 log = logging.getLogger(__name__)
 

@@ -8,10 +8,10 @@ from math import prod
 import torch
 
 from tilestream.cuda import beside, driver
-from tilestream.cuda.params import Field, Struct, Where
-from tilestream.cuda.workspace import LINE_BYTES, Memory, Workspaces
+from tilestream.cuda.workspace import Memory, Workspaces
 from tilestream.ir.pipeline import DTYPE_BYTES, Tensor
-from tilestream.schedule.model import ceil_to
+from tilestream.kernels.parts.params import LINE_BYTES, Field, Struct, Where
+from tilestream.kernels.stream.model import ceil_to
 
 ENTRIES = 16
 """Weights that one launch turns: the entries are the kernel's argument."""

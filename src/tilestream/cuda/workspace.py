@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from tilestream.cuda import driver
-from tilestream.cuda.tables import Tables
 from tilestream.ir.pipeline import DTYPE_BYTES, TILE_ROWS
-from tilestream.schedule.model import ceil_to
+from tilestream.kernels.parts.params import LINE_BYTES
+from tilestream.kernels.stream.model import ceil_to
+from tilestream.kernels.stream.tables import Tables
 
 log = logging.getLogger(__name__)
-LINE_BYTES = 128
 W = TypeVar("W")
 
 

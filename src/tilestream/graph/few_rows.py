@@ -11,7 +11,7 @@ from tilestream.graph.lowering import MAX_FEATURES, Value
 from tilestream.graph.nodes import is_product, is_view
 from tilestream.ir.tileops import OPS
 from tilestream.ir.verify import WIDEST as WIDEST_SUM
-from tilestream.schedule.shared_tile import MOST_ROWS
+from tilestream.kernels.product.shared_tile import MOST_ROWS
 
 WIDEST = 65_536
 """Columns of a layer that a shared tile may have: its CTAs divide them."""

@@ -38,7 +38,7 @@ def lone_layers(
 
     All members of a group are made from its input and from tensors outside of it that do not depend on it: what goes
     beside one of several results, which might, is refused by whoever asks what the group is
-    (``schedule.shared_tile.is_block``). So a group is convex.
+    (``kernels.product.shared_tile.is_block``). So a group is convex.
 
     Args:
         known, tiles, kinds, taken: as ``few_rows.wide_blocks`` has them.

@@ -39,8 +39,8 @@ from tilestream.graph.provenance import source
 from tilestream.graph.region import Region, lower
 from tilestream.graph.sizes import hint
 from tilestream.graph.wide import Facts, hidden, pooled
-from tilestream.schedule.shared_tile import MOST_ROWS, is_block
-from tilestream.schedule.tiled_block import is_tileable
+from tilestream.kernels.product.shared_tile import MOST_ROWS, is_block
+from tilestream.kernels.product.tiled_block.model import is_tileable
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

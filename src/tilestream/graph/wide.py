@@ -12,7 +12,7 @@ from tilestream.graph.lowering import MAX_FEATURES, Value
 from tilestream.graph.nodes import is_view
 from tilestream.ir.tileops import OPS
 from tilestream.ir.verify import WIDEST
-from tilestream.schedule.shared_tile import MOST_ROWS
+from tilestream.kernels.product.shared_tile import MOST_ROWS
 
 
 @dataclass(frozen=True)

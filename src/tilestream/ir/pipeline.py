@@ -327,7 +327,7 @@ class Queue:
 class Pipeline:
     """Stages and queues that are resident together; what a region becomes.
 
-    Names are checked when it is made; whether it is legal, and fits a device, ``ir.verify`` and ``schedule.fits`` say.
+    Names are checked when it is made; whether it is legal, and fits a device, ``ir.verify`` and ``kernels.fits`` say.
 
     Attributes:
         tensors: all that it reads and writes in device memory.

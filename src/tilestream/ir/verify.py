@@ -26,7 +26,7 @@ WIDEST = {0: 256, 1: 512}  # features of a tile in registers, by Shard.dim: 128 
 
 
 def verify(pipeline: Pipeline) -> None:
-    """Check that ``pipeline`` cannot deadlock and that its ops agree; ``schedule.fits`` checks it against a device.
+    """Check that ``pipeline`` cannot deadlock and that its ops agree; ``kernels.fits`` checks it against a device.
 
     A pipeline that passes completes on the reference machine (``docs/queues.md`` has the proof).
 

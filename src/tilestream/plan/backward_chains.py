@@ -16,8 +16,8 @@ from tilestream.errors import VerifyError
 from tilestream.ir.axes import ROWS, At, Level, Loop, Spread, View, along
 from tilestream.ir.pipeline import TILE_ROWS, Pipeline, Role, Stage, Tensor, Tile, TileOp
 from tilestream.ir.plain import by_rows, plain
-from tilestream.schedule.backward import Chain, Layer, build, find_chain, room
-from tilestream.schedule.backward.model import GROUPS
+from tilestream.kernels.gradients.backward import Chain, Layer, build, find_chain, room
+from tilestream.kernels.gradients.backward.model import GROUPS
 
 STRATEGY = "backward chain"
 

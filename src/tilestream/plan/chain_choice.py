@@ -8,12 +8,12 @@ from dataclasses import replace
 
 from tilestream.devices import Device
 from tilestream.ir.serialise import pipeline_to_json
+from tilestream.kernels.gradients.backward import BackwardChain, build
+from tilestream.kernels.gradients.backward.cost import cost
 from tilestream.options import Options
 from tilestream.plan.backward_chains import STRATEGY, Joined
 from tilestream.plan.cache import PlanCache, versions
 from tilestream.plan.planner import FALLBACK, Candidate, Plan, is_faster
-from tilestream.schedule.backward import BackwardChain, build
-from tilestream.schedule.backward.cost import cost
 
 
 def proposal(joined: Joined, rows: int, device: Device) -> tuple[Candidate, Candidate]:

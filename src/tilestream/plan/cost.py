@@ -15,10 +15,10 @@ from tilestream.ir.pipeline import DTYPE_BYTES, Pipeline, Residency, Stage, Tile
 from tilestream.ir.sizes import steps_of, tiles_of, weight_bytes
 from tilestream.ir.taps import Tap
 from tilestream.ir.traffic import Traffic, dram_of, l2_of, traffic
-from tilestream.schedule.backward.cost import cost as backward_cost
-from tilestream.schedule.closed_forms import closed_form, shared_tile_of, tiled_block_of
-from tilestream.schedule.stage_cost import StageCost, overlapped, stage_cost
-from tilestream.schedule.stationary.cost import cost as stationary_cost
+from tilestream.kernels.closed_forms import closed_form, shared_tile_of, tiled_block_of
+from tilestream.kernels.gradients.backward.cost import cost as backward_cost
+from tilestream.kernels.gradients.stationary.cost import cost as stationary_cost
+from tilestream.kernels.stream.stage_cost import StageCost, overlapped, stage_cost
 from tilestream.simulator.library import Cache, bulk_kernels, seconds
 
 __all__ = ["LaunchCost", "Prediction", "StageCost", "Traffic", "predict", "product_bound_us", "stage_cost", "traffic"]

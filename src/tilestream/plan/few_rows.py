@@ -11,11 +11,7 @@ import torch
 from tilestream.devices import Device
 from tilestream.errors import IRError, VerifyError
 from tilestream.ir.pipeline import TILE_ROWS, Pipeline
-from tilestream.options import Options
-from tilestream.plan.passes import merge_common_ops, remove_dead_ops
-from tilestream.plan.passes.share_tile import LONG, Allowed, Split, fewer_groups, share_tile, splits, tiles_for
-from tilestream.plan.passes.verified import Pass, verified
-from tilestream.schedule.shared_tile import (
+from tilestream.kernels.product.shared_tile import (
     MOST_ROWS,
     Block,
     Tail,
@@ -25,11 +21,15 @@ from tilestream.schedule.shared_tile import (
     is_projection,
     written_out,
 )
-from tilestream.schedule.shared_tile.column import with_column
-from tilestream.schedule.shared_tile.find import NARROW
-from tilestream.schedule.shared_tile.model import SHORT_TILE
-from tilestream.schedule.shared_tile_cost import shared_tile_cost
-from tilestream.schedule.sharing import Middle
+from tilestream.kernels.product.shared_tile.column import with_column
+from tilestream.kernels.product.shared_tile.cost import shared_tile_cost
+from tilestream.kernels.product.shared_tile.find import NARROW
+from tilestream.kernels.product.shared_tile.model import SHORT_TILE
+from tilestream.kernels.product.sharing import Middle
+from tilestream.options import Options
+from tilestream.plan.passes import merge_common_ops, remove_dead_ops
+from tilestream.plan.passes.share_tile import LONG, Allowed, Split, fewer_groups, share_tile, splits, tiles_for
+from tilestream.plan.passes.verified import Pass, verified
 
 TOP = 11
 """Splits that are timed where the best few are: as many as FlashFuser compiles."""

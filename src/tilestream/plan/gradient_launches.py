@@ -14,11 +14,11 @@ from tilestream.graph.gradients import GradientSite, aliases, find_gradients, to
 from tilestream.graph.nodes import name
 from tilestream.graph.provenance import module_path
 from tilestream.ir.pipeline import DTYPE_BYTES, Pipeline
+from tilestream.kernels.gradients.stationary.cost import cost
 from tilestream.options import Options
 from tilestream.plan.gradients import STRATEGY, Gradient, library_s, weight_gradients
 from tilestream.plan.parts import RegionAnalysis
 from tilestream.plan.planner import FALLBACK, Candidate, Plan, is_faster
-from tilestream.schedule.stationary.cost import cost
 
 LEAST_ROWS = 4096
 """Rows from which on gradients may be streamed: fewer are a handful of microseconds for anybody."""

@@ -10,8 +10,8 @@ from tilestream.devices import Device
 from tilestream.errors import PlanError
 from tilestream.ir.axes import ROWS, Axis, Level, Loop, Spread, along
 from tilestream.ir.pipeline import DTYPE_BYTES, TILE_ROWS, Pipeline, Role, Stage, Tensor, Tile, TileOp
-from tilestream.schedule.stationary.cost import GROUPS
-from tilestream.schedule.stationary.model import CHUNK_COLUMNS, MOST_CHUNKS
+from tilestream.kernels.gradients.stationary.cost import GROUPS
+from tilestream.kernels.gradients.stationary.model import CHUNK_COLUMNS, MOST_CHUNKS
 
 STRATEGY = "stationary"
 LIBRARY_SHARE = 0.6

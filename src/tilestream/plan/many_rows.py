@@ -8,11 +8,11 @@ from functools import partial
 from tilestream.devices import Device
 from tilestream.ir.pipeline import Pipeline
 from tilestream.ir.verify import WIDEST
+from tilestream.kernels.product.shared_tile import MOST_ROWS, is_block, is_projection
+from tilestream.kernels.product.tiled_block.model import is_tileable
 from tilestream.options import Options
 from tilestream.plan.passes import merge_common_ops, remove_dead_ops, tile_block
 from tilestream.plan.passes.verified import Pass, verified
-from tilestream.schedule.shared_tile import MOST_ROWS, is_block, is_projection
-from tilestream.schedule.tiled_block import is_tileable
 
 STRATEGY = "vertical"
 

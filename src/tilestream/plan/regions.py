@@ -12,9 +12,9 @@ from tilestream.graph.gradients import GradientSite
 from tilestream.graph.pixels import to_pixels
 from tilestream.graph.region import Region
 from tilestream.graph.selection import Partition, partition
+from tilestream.kernels.product.shared_tile import MOST_ROWS, is_projection
 from tilestream.options import Options
 from tilestream.plan.gradient_launches import apart, gradient_sites, least_rows
-from tilestream.schedule.shared_tile import MOST_ROWS, is_projection
 
 LONE = "a product by itself: nothing streams into it or out of it, and a library's is as fast"
 

@@ -29,7 +29,7 @@ CTA_BYTES, ROUND_ROWS, ROUND_US = 8192, 8, 1.2
 memory, about so long."""
 LONG, PIECE_EDGES, MOST_PIECES = 64, 1024, 8
 """A node of more edges is summed by whole CTAs, one for so many of its edges, of which each has a piece of the columns
-(``cuda/include/segments.cuh``)."""
+(``kernels/include/segments.cuh``)."""
 
 
 def atomics_us(s: Sum) -> float:

@@ -9,7 +9,7 @@ from tilestream.devices import Device
 from tilestream.errors import DeviceError, PipelineDeadlock, VerifyError, WorkloadError
 from tilestream.ir.launches import cut_at_dram
 from tilestream.ir.pipeline import Pipeline
-from tilestream.schedule.closed_forms import ClosedForm, closed_form
+from tilestream.kernels.closed_forms import ClosedForm, closed_form
 from tilestream.simulator import simulate
 
 

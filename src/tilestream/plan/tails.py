@@ -18,10 +18,10 @@ from tilestream.graph.region import Region
 from tilestream.graph.selection import Cut, Exclusion, Partition
 from tilestream.graph.tails import LIBRARY, Tail, tails
 from tilestream.ir.pipeline import TILE_ROWS
+from tilestream.kernels.product.shared_tile import MOST_ROWS
 from tilestream.options import Options
 from tilestream.plan.planner import Candidate, fallback_of, proposals
 from tilestream.plan.turned import turned
-from tilestream.schedule.shared_tile import MOST_ROWS
 
 PROMISING = 0.9
 """A region's way with a tail is timed if it is predicted to take at most this share of what the region takes."""

@@ -110,10 +110,10 @@ def _word(op: TileOp, pipeline: Pipeline) -> str:
 
 
 def _footprint(stage: Stage, pipeline: Pipeline) -> dict[str, Any]:
-    from tilestream import schedule
+    from tilestream.kernels.footprint import footprint
 
     try:
-        made = schedule.footprint(stage, pipeline)
+        made = footprint(stage, pipeline)
     except TilestreamError as problem:
         return {"shared_bytes": None, "registers": None, "problem": str(problem)}
     return {"shared_bytes": made.shared_bytes, "registers": made.registers, "shared_parts": dict(made.parts)}

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from tilestream import files
-from tilestream.cuda.emit import ROLES
 from tilestream.cuda.recording import CONSUMERS, DETAIL, WAIT, Recording, Slice
+from tilestream.kernels.stream.emit import ROLES
 from tilestream.plan.whole import WholePlan
 from tilestream.simulator import Simulation, Span
 

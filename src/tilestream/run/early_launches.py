@@ -18,13 +18,13 @@ from torch._inductor import config
 
 from tilestream.graph.live import storage
 from tilestream.graph.nodes import MATMULS, packet
+from tilestream.kernels.shape import is_shared_tile
 from tilestream.options import Options
 from tilestream.run.few_queries import FEW_QUERIES
 from tilestream.run.grouped_queries import is_attention
 from tilestream.run.operator import REGION
 from tilestream.run.spec import decode, encode
 from tilestream.run.whole import is_written
-from tilestream.schedule.shape import is_shared_tile
 
 aten = torch.ops.aten
 

@@ -3,7 +3,7 @@
 ``run`` simulates any workload; ``simulate`` a pipeline of the IR, which becomes one. The cost model gives the length
 of a step; the simulation adds what a formula cannot: filling and draining, waiting for tiles and for room, shared
 bandwidth, CTAs that share an SM. Kernels whose CTAs wait for each other in other ways have a formula
-(``schedule.closed_forms``), and ``simulate`` gives its time. Deterministic.
+(``kernels.closed_forms``), and ``simulate`` gives its time. Deterministic.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from tilestream.ir.pipeline import Pipeline, Transport
 from tilestream.ir.plain import by_rows, plain
 from tilestream.ir.sizes import tiles_of
 from tilestream.ir.traffic import traffic
-from tilestream.schedule.closed_forms import ClosedForm, closed_form
-from tilestream.schedule.shape import why_no_kernel
+from tilestream.kernels.closed_forms import ClosedForm, closed_form
+from tilestream.kernels.shape import why_no_kernel
 from tilestream.simulator.from_axes import implied, mesh_workload
 from tilestream.simulator.from_pipeline import launches_of
 from tilestream.simulator.launch import LaunchResult

@@ -20,19 +20,20 @@ from pathlib import Path
 import torch
 
 from tilestream.cuda import stamps
-from tilestream.cuda.arguments import Addresses
-from tilestream.cuda.arguments import pack as pack_argument
 from tilestream.cuda.compile import Source
 from tilestream.cuda.diagnose import Dump
-from tilestream.cuda.emit import KernelSource, emit, headers
 from tilestream.cuda.host.maps import MAPS
-from tilestream.cuda.params import Where
 from tilestream.cuda.stamps import LaunchLog
 from tilestream.errors import CompileError, TilestreamError
 from tilestream.ir.dtypes import TORCH_DTYPES
 from tilestream.ir.launches import cut_at_dram
 from tilestream.ir.pipeline import DTYPE_BYTES, TILE_ROWS, Pipeline, Role
 from tilestream.ir.taps import rows_given
+from tilestream.kernels.parts.headers import headers
+from tilestream.kernels.parts.params import Where
+from tilestream.kernels.stream.arguments import Addresses
+from tilestream.kernels.stream.arguments import pack as pack_argument
+from tilestream.kernels.stream.emit import KernelSource, emit
 
 TRAP, RACE = 42, 66  # exit codes: of the machine's trap, and of ThreadSanitizer
 MOST_CTAS = 4  # of a launch whose only stage may have any number

@@ -17,7 +17,7 @@ from tilestream.cuda.host.build import (
     run_file,
 )
 from tilestream.cuda.host.maps import tensor_map
-from tilestream.cuda.shared_tile.params import PHASES
+from tilestream.kernels.product.shared_tile.params import PHASES
 
 
 def exchange_on_host(

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import torch
 
-from tilestream.cuda.emit import headers
 from tilestream.cuda.host.build import (
     OF_FILE,
     Arena,
@@ -26,6 +25,7 @@ from tilestream.cuda.host.build import (
 from tilestream.cuda.interaction import BACKWARD, FORWARD, Kernel, parameters
 from tilestream.errors import InputError
 from tilestream.ir.dtypes import DTYPES
+from tilestream.kernels.parts.headers import headers
 
 CTAS, WARPS = 2, 2
 """Of a launch here: each lane is a thread."""

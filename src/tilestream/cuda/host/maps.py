@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import struct
 
-from tilestream.cuda.params import MAP_BYTES
-from tilestream.cuda.tensor_maps import Maps
 from tilestream.ir.pipeline import DTYPE_BYTES
+from tilestream.kernels.parts.params import MAP_BYTES
+from tilestream.kernels.parts.tensor_maps import Maps
 
 WORDS = MAP_BYTES // 8
 SWIZZLED_BYTES = 128  # of a row of a box

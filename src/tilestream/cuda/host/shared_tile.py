@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import torch
 
+from tilestream.cuda.diagnose_shared_tile import ExchangeDump
 from tilestream.cuda.host.build import (
     OF_FILE,
     Arena,
@@ -18,14 +19,13 @@ from tilestream.cuda.host.build import (
     run_file,
 )
 from tilestream.cuda.host.maps import MAPS
-from tilestream.cuda.mma import specialisation
-from tilestream.cuda.shared_tile.diagnose import ExchangeDump
-from tilestream.cuda.shared_tile.emit import SharedTileSource, emit
-from tilestream.cuda.shared_tile.params import Part, Space, params
 from tilestream.ir.dtypes import TORCH_DTYPES
 from tilestream.ir.pipeline import Pipeline, Role
 from tilestream.ir.taps import rows_given
-from tilestream.schedule.shared_tile.block import PANEL
+from tilestream.kernels.parts.mma import specialisation
+from tilestream.kernels.product.shared_tile.block import PANEL
+from tilestream.kernels.product.shared_tile.emit import SharedTileSource, emit
+from tilestream.kernels.product.shared_tile.params import Part, Space, params
 
 
 def run_tile_on_host(

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import torch
 
 from tilestream.cuda import sources
+from tilestream.cuda.diagnose_stationary import SumDump
 from tilestream.cuda.host.build import (
     LINE,
     OF_FILE,
@@ -19,11 +20,10 @@ from tilestream.cuda.host.build import (
     run_file,
 )
 from tilestream.cuda.host.maps import tensor_map
-from tilestream.cuda.stationary.argument import Addresses, pack
-from tilestream.cuda.stationary.diagnose import SumDump
-from tilestream.cuda.stationary.emit import StationarySource
 from tilestream.ir.dtypes import TORCH_DTYPES
 from tilestream.ir.pipeline import Pipeline, Role
+from tilestream.kernels.gradients.stationary.argument import Addresses, pack
+from tilestream.kernels.gradients.stationary.emit import StationarySource
 
 
 def run_sums_on_host(

@@ -17,12 +17,12 @@ from tilestream.cuda.host.build import (
     run_file,
 )
 from tilestream.cuda.host.maps import tensor_map
-from tilestream.cuda.tiled_block.emit import TiledBlockSource, emit
-from tilestream.cuda.tiled_block.launch import TiledDump
-from tilestream.cuda.tiled_block.params import params
+from tilestream.cuda.launch_tiled_block import TiledDump
 from tilestream.ir.dtypes import TORCH_DTYPES
 from tilestream.ir.pipeline import Pipeline, Role
-from tilestream.schedule.tiled_block import CLUSTER, space_bytes
+from tilestream.kernels.product.tiled_block.emit import TiledBlockSource, emit
+from tilestream.kernels.product.tiled_block.model import CLUSTER, space_bytes
+from tilestream.kernels.product.tiled_block.params import params
 
 
 def run_tiled_on_host(

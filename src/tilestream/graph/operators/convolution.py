@@ -8,7 +8,7 @@ from tilestream.graph.convolutions import window_of
 from tilestream.graph.lowering import Emitter, dtype_of
 from tilestream.graph.nodes import Unsupported, value
 from tilestream.ir.pipeline import Tile
-from tilestream.schedule.taps import why_not_in_bulk
+from tilestream.kernels.parts.taps import why_not_in_bulk
 
 
 def convolution(e: Emitter, node: fx.Node) -> Tile:

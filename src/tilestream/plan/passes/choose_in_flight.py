@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from tilestream.errors import VerifyError
 from tilestream.ir.pipeline import Pipeline, Residency, Stage
-from tilestream.schedule import build
-from tilestream.schedule.layout import lay_out
+from tilestream.kernels.stream.build import build
+from tilestream.kernels.stream.layout import lay_out
 
 
 def choose_in_flight(p: Pipeline, in_flight: int = 2) -> Pipeline:

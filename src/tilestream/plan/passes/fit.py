@@ -10,7 +10,7 @@ from tilestream.errors import VerifyError
 from tilestream.ir.launches import launches_at_dram
 from tilestream.ir.pipeline import Pipeline, Residency, Shard, Stage, Transport
 from tilestream.ir.verify import tiles_fit_registers
-from tilestream.schedule.fits import stages_fit_sm
+from tilestream.kernels.fits import stages_fit_sm
 
 
 def isolated(p: Pipeline) -> dict[str, Pipeline]:

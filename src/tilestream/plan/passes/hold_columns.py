@@ -8,9 +8,9 @@ from tilestream.ir.axes import Loop
 from tilestream.ir.columns import column_axis
 from tilestream.ir.pipeline import Pipeline, Stage
 from tilestream.ir.verify import WIDEST
-from tilestream.schedule.model import ceil_to
-from tilestream.schedule.places import OVERHEAD
-from tilestream.schedule.walk import MOST_PACKED
+from tilestream.kernels.stream.model import ceil_to
+from tilestream.kernels.stream.places import OVERHEAD
+from tilestream.kernels.stream.walk import MOST_PACKED
 
 MOST_REGISTERS = 212
 """Of a thread, by the schedule's estimate. With 224, for 448 columns in blocks of 152, ptxas found no place

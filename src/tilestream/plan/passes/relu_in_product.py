@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from tilestream.graph.epilogues import WIDE
 from tilestream.ir.pipeline import Pipeline, Tensor, Tile, TileOp
-from tilestream.schedule.model import ceil_to
+from tilestream.kernels.stream.model import ceil_to
 
 ALIGNED = 8
 """Elements of 16 bits that a library's fast kernels take at once."""

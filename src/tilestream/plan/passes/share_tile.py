@@ -10,10 +10,10 @@ from tilestream.devices import Device
 from tilestream.errors import VerifyError
 from tilestream.ir.axes import Level, Loop, Spread
 from tilestream.ir.pipeline import Pipeline, Stage
-from tilestream.schedule.shared_tile import MOST_ROWS, Block, Tail, find_block, written_out
-from tilestream.schedule.shared_tile.column import with_column
-from tilestream.schedule.shared_tile.model import DEPTHS, TILES
-from tilestream.schedule.sharing import Middle
+from tilestream.kernels.product.shared_tile import MOST_ROWS, Block, Tail, find_block, written_out
+from tilestream.kernels.product.shared_tile.column import with_column
+from tilestream.kernels.product.shared_tile.model import DEPTHS, TILES
+from tilestream.kernels.product.sharing import Middle
 
 MOST_ROW_TILES = 4
 SHORTEST_SIDE_BY_SIDE, MOST_SIDE_BY_SIDE = 16, 8

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from tilestream.devices import Device
 from tilestream.ir.pipeline import Pipeline
-from tilestream.schedule.fits import verify_on
+from tilestream.kernels.fits import verify_on
 
 Pass = Callable[[Pipeline], Pipeline]
 

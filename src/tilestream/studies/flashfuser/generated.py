@@ -10,10 +10,10 @@ from functools import cache
 from tilestream import devices
 from tilestream.devices.shared_tile import SharedTileRates
 from tilestream.ir.pipeline import Pipeline, Role, Stage, Tensor, Tile, TileOp
+from tilestream.kernels.product.shared_tile import SharedTile, Tail, build
+from tilestream.kernels.product.shared_tile.cost import shared_tile_cost
+from tilestream.kernels.product.sharing import Middle
 from tilestream.plan.passes.share_tile import Split, share_tile, tiles_for
-from tilestream.schedule.shared_tile import SharedTile, Tail, build
-from tilestream.schedule.shared_tile_cost import shared_tile_cost
-from tilestream.schedule.sharing import Middle
 from tilestream.studies.flashfuser import paper
 from tilestream.studies.flashfuser.dataflow.chain import Chain
 from tilestream.studies.flashfuser.measured import few_rows

@@ -1,10 +1,10 @@
-"""What a kernel of the family takes, by the one model of kernels that share a tile (``schedule.sharing``)."""
+"""What a kernel of the family takes, by the one model of kernels that share a tile (``kernels.product.sharing``)."""
 
 from __future__ import annotations
 
 from tilestream.devices import Device
 from tilestream.devices.shared_tile import H200_SHARED_TILE, SharedTileRates
-from tilestream.schedule.sharing import Middle, Phases, Sharing, Tail, phases
+from tilestream.kernels.product.sharing import Middle, Phases, Sharing, Tail, phases
 from tilestream.studies.flashfuser.dataflow.chain import ELEMENT, Chain
 from tilestream.studies.flashfuser.search.variant import SharedTile
 

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from tilestream.ir.axes import Level
-from tilestream.schedule.sharing import Middle, Tail
+from tilestream.kernels.product.sharing import Middle, Tail
 from tilestream.studies.flashfuser.dataflow.chain import ELEMENT, Chain, Gate
 from tilestream.studies.flashfuser.dataflow.schedule import Cluster, Dataflow, Schedule, Tiles
 

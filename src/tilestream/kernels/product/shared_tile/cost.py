@@ -1,0 +1,140 @@
+"""How long a shared tile of ours takes, by the one model of kernels that share a tile (``kernels.product.sharing``)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from tilestream.devices import Device
+from tilestream.devices.shared_tile import H200_GENERATED, H200_MADE_BY_EACH, H200_ONE_LAYER, SharedTileRates
+from tilestream.ir.tileops import OPS
+from tilestream.kernels.product import sharing
+from tilestream.kernels.product.shared_tile import SharedTile, Tail
+from tilestream.kernels.product.shared_tile.block import PANEL
+from tilestream.kernels.product.sharing import ELEMENT, Middle, Phases, Sharing, phases
+
+TAILS = {
+    Tail.NONE: sharing.Tail.STORE,
+    Tail.PARTIALS: sharing.Tail.PARTIALS,
+    Tail.REDUCE_ADD: sharing.Tail.ADD,
+    Tail.CLUSTER: sharing.Tail.DSM,
+}
+
+
+@dataclass(frozen=True)
+class SharedTileCost:
+    """Phases of one launch, ``launches`` of them, or as many turns of one where CTAs are ``alone``; ``dram_s`` is what
+    DRAM takes for all bytes of one."""
+
+    phases: Phases
+    launches: int
+    dram_s: float
+    alone: bool = False
+
+    @property
+    def loads_s(self) -> float:
+        return self.phases.product0 + self.phases.product1
+
+    @property
+    def total_s(self) -> float:
+        again = self.phases.total_s - (self.phases.launch if self.alone else 0.0)
+        return self.phases.total_s + (self.launches - 1) * again
+
+    @property
+    def limit(self) -> str:
+        p = self.phases
+        parts = {"dram": self.dram_s, "loads": self.loads_s, "exchange": p.exchange, "tail": p.tail}
+        return max(parts, key=lambda k: parts[k])
+
+
+def shared_tile_cost(
+    s: SharedTile, rows: int, device: Device, cold: bool = True, rates: SharedTileRates | None = None
+) -> SharedTileCost:
+    """One call at ``rows`` rows: as many launches as the row tiles of one do not hold, or as many turns of one as its
+    clusters are not resident for.
+
+    Args:
+        cold: weights come from DRAM: in a model other layers have passed since they were used.
+        rates: those of generated kernels of its kind, if none are given.
+    """
+    rates = rates or rates_of(s)
+    k, _, out = s.block.sizes
+    launch = shares(s, min(rows, s.row_tiles * s.tile_rows))
+    weights = launch.first_chip_bytes + launch.second_chip_bytes
+    read = k if s.block.grid is None else k // len(s.block.grid.taps)
+    dram = (weights + ELEMENT * rows * (read + out)) / device.dram_bytes_per_s
+    launches = -(-rows // (s.row_tiles * s.tile_rows))
+    if s.middle is Middle.NONE and s.cluster > 1:
+        launches *= -(-s.ctas // s.cluster // max(1, device.resident_clusters(s.cluster)))
+    return SharedTileCost(phases(launch, device, cold, rates), launches, dram, s.alone)
+
+
+def rates_of(s: SharedTile) -> SharedTileRates:
+    """Of generated kernels of one layer or of two, and of two whose CTAs exchange no middle."""
+    if s.block.one_layer:
+        return H200_ONE_LAYER
+    if s.middle is Middle.NONE:
+        return replace(H200_MADE_BY_EACH, step_s=H200_MADE_BY_EACH.step_s * s.depth / 128)
+    return H200_GENERATED
+
+
+def shares(s: SharedTile, rows: int) -> Sharing:
+    """What a launch of ``s`` on ``rows`` rows moves. Copies of rows are no higher than there are rows."""
+    k, hid, out = s.block.sizes
+    height, firsts = min(rows, s.tile_rows), len(s.block.firsts)
+    if s.block.one_layer:
+        return _one_layer(s, rows, height)
+    alone = s.middle is Middle.NONE
+    return Sharing(
+        rows=max(PANEL, s.tile_rows),
+        row_tiles=s.row_tiles,
+        groups=s.groups,
+        columns=s.columns,
+        input_bytes=ELEMENT * height * k,
+        first_bytes=ELEMENT * k * firsts * s.middle_columns,
+        middle_bytes=ELEMENT * height * s.group_columns,
+        second_bytes=ELEMENT * s.group_columns * s.out_columns,
+        first_chip_bytes=ELEMENT * hid * firsts * k,
+        second_chip_bytes=ELEMENT * hid * out,
+        result=rows * out,
+        first_steps=-(-k // s.depth),
+        second_steps=-(-s.group_columns // s.depth),
+        left_ring=s.left_stages * s.left_bytes * height / s.tile_rows,
+        weight_ring=s.weight_stages * s.weight_bytes,
+        middle=s.middle,
+        tail=TAILS[s.tail],
+        cluster=s.cluster,
+        slots=s.columns,  # all parts of a middle have a place
+        before=bool(s.block.before),
+        made_columns=s.middle_columns * firsts if alone else 0,
+        middle_work=s.middle_columns // (2 if s.halves else 1) * sum(OPS[op.kind].flops for op in s.block.middle),
+        beside=any(op.kind == "load" for op in s.block.after),
+        scatter_bytes=s.partial_bytes * (s.groups - 1) / s.groups if alone and s.tail is Tail.CLUSTER else 0.0,
+    )
+
+
+def _one_layer(s: SharedTile, rows: int, height: int) -> Sharing:
+    """One layer is a first product, of a group's part of the sum, with nothing behind it but the tail."""
+    k, _, out = s.block.sizes
+    return Sharing(
+        rows=s.warpgroups * 64,
+        row_tiles=s.row_tiles,
+        groups=s.groups,
+        columns=s.columns,
+        input_bytes=ELEMENT * height * s.group_columns,
+        first_bytes=ELEMENT * s.group_columns * s.out_columns,
+        middle_bytes=0.0,
+        second_bytes=0.0,
+        first_chip_bytes=ELEMENT * k * out,
+        second_chip_bytes=0.0,
+        result=rows * out,
+        first_steps=s.steps,
+        second_steps=0,
+        left_ring=s.left_stages * s.left_bytes * height / s.tile_rows,
+        weight_ring=s.weight_stages * s.weight_bytes,
+        middle=sharing.Middle.NONE,
+        tail=TAILS[s.tail],
+        cluster=s.cluster,
+        before=bool(s.block.before),
+        own_columns=k * -(-height // (4 * s.warpgroups)) if s.own_rows else 0,
+        scatter_bytes=s.out_columns * s.live_threads * 2 * (s.groups - 1) / s.groups,
+    )

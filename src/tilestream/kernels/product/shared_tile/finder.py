@@ -1,0 +1,245 @@
+"""Finds in a stage's ops what a shared tile has: one layer, or two behind each other."""
+
+from __future__ import annotations
+
+from tilestream.errors import VerifyError
+from tilestream.ir.axes import At, View
+from tilestream.ir.derive import WRITES, result_axes, sums
+from tilestream.ir.pipeline import DTYPE_BYTES, Pipeline, Stage, TileOp
+from tilestream.ir.taps import Tap
+from tilestream.ir.tileops import OPS
+from tilestream.kernels.parts.taps import Grid
+from tilestream.kernels.product.shared_tile.block import PANEL, Block, First, Last
+
+MOST_FIRSTS = 2
+"""Products whose sums one epilogue combines: their accumulators share a thread's registers."""
+
+
+class Finder:
+    """Reads one stage in plain form."""
+
+    def __init__(self, stage: Stage, pipeline: Pipeline) -> None:
+        self.stage, self.pipeline = stage, pipeline
+        self.makers = {op.out.name: op for op in stage.ops if op.out is not None}
+
+    def block(self) -> Block:
+        """The block that the stage is.
+
+        Raises:
+            VerifyError: it is something else.
+        """
+        products = [op for op in self.stage.ops if op.kind == "product"]
+        stores = [op for op in self.stage.ops if op.kind in WRITES]
+        if not products or not stores:
+            raise self._refuse(None, f"it has {len(products)} products and stores {len(stores)} results")
+        second = self._second(products)
+        if second is not None and len(stores) != 1:
+            raise self._refuse(None, f"it stores {len(stores)} results of two layers")
+        ends = [second] if second is not None else products
+        rows, hid = result_axes(ends[0])[0], next(iter(sums(ends[0])), "")
+        lasts = tuple(self._last(op, self._store_of(op, stores, ends), rows, hid) for op in ends)
+        middle, firsts = self._middle(ends[0].ins[0], rows, hid) if second is not None else ((), ())
+        k, source, before, grid = self._input([self.makers[f.tile] for f in firsts] or ends, rows)
+        sizes = self.pipeline.sizes()
+        found = Block(
+            rows, k, hid, (sizes[k], sizes[hid], sum(last.columns for last in lasts)),
+            self.pipeline.tensor(lasts[0].weight).dtype, source, before,
+            (self.makers[firsts[0].tile] if firsts else ends[0]).ins[0], firsts, middle,
+            ends[0].ins[0] if firsts else "", lasts,
+            self.pipeline.tensor(lasts[0].output).dtype, any(op.kind == "store_add" for op in stores), grid,
+        )  # fmt: skip
+        self._alike(found)
+        self._dtypes(found)
+        self._nothing_else(found)
+        return found
+
+    def _refuse(self, op: TileOp | None, why: str, remedy: str = "run it by tilestream.reference") -> VerifyError:
+        where = (op.source or op.kind) if op is not None else f"stage {self.stage.name!r}"
+        return VerifyError(f"{where}: {why}, and a shared tile is act(x W1) W2, or products of one input", remedy)
+
+    def _second(self, products: list[TileOp]) -> TileOp | None:
+        """The product that reads another's result; none where there is one layer."""
+        for op in products:
+            before = self._reached(op.ins[0]) if op.ins else set()
+            if any(p is not op and p.out is not None and p.out.name in before for p in products):
+                return op
+        return None
+
+    def _store_of(self, product: TileOp, stores: list[TileOp], products: list[TileOp]) -> TileOp:
+        """The one that stores what is made of ``product``, and of no other of ``products``."""
+        assert product.out is not None
+        mine = [op for op in stores if product.out.name in self._reached(op.ins[0])]
+        if len(mine) != 1:
+            raise self._refuse(product, f"{len(mine)} results are stored of its sum")
+        reached = self._reached(mine[0].ins[0])
+        if any(p is not product and p.out is not None and p.out.name in reached for p in products):
+            raise self._refuse(product, "its result is made of another product as well")
+        return mine[0]
+
+    def _last(self, product: TileOp, store: TileOp, rows: str, hid: str) -> Last:
+        assert product.out is not None
+        if len(sums(product)) != 1 or len(result_axes(product)) != 2 or result_axes(product)[0] != rows:
+            raise self._refuse(product, "its last product is not [rows, out] summed over one axis")
+        out = result_axes(product)[1]
+        self._weight(product, out, hid, 0)
+        after = self._after(product, store, rows, out)
+        made = self.makers[store.ins[0]].out
+        assert made is not None
+        columns = self.pipeline.sizes()[out]
+        return Last(out, columns, product.params[0], product.out.name, after, made.name, store.params[0])
+
+    def _reached(self, tile: str) -> set[str]:
+        """``tile`` and every tile that it is made from."""
+        found: set[str] = set()
+        todo = [tile]
+        while todo:
+            name = todo.pop()
+            if name not in found and name in self.makers:
+                found.add(name)
+                todo += self.makers[name].ins
+        return found
+
+    def _middle(self, hidden: str, rows: str, hid: str) -> tuple[tuple[TileOp, ...], tuple[First, ...]]:
+        reached = self._reached(hidden)
+        middle: list[TileOp] = []
+        firsts: list[First] = []
+        for op in self.stage.ops:
+            if op.out is None or op.out.name not in reached or result_axes(op) != (rows, hid):
+                continue
+            if op.kind == "product":
+                firsts.append(First(op.params[0], self._weight_offset(op), op.out.name))
+                self._weight(op, hid, next(iter(sums(op)), ""), firsts[-1].offset)
+            else:
+                self._elementwise(op, rows, hid)
+                middle.append(op)
+        if not 1 <= len(firsts) <= MOST_FIRSTS:
+            raise self._refuse(None, f"its first layer has {len(firsts)} products, 1 to {MOST_FIRSTS} can be held")
+        return tuple(middle), tuple(firsts)
+
+    def _weight_offset(self, op: TileOp) -> int:
+        at = op.views[-1].at or ()
+        return at[0].offset if at else 0
+
+    def _input(self, makers: list[TileOp], rows: str) -> tuple[str, str, tuple[TileOp, ...], Grid | None]:
+        """The columns of what the products ``makers`` read; the tensor that it is, or ops that make it; and at which
+        taps it is read, if its rows are pixels."""
+        if len({op.tiles for op in makers}) != 1 or makers[0].ins[0] not in self.makers:
+            raise self._refuse(makers[0], "its first products do not read one input", "store what they read first")
+        operand = self.makers[makers[0].ins[0]].out
+        assert operand is not None
+        if len(operand.axes) != 2:
+            raise self._refuse(makers[0], f"it reads {operand.name!r}, which is not [{rows}, columns]")
+        k = operand.axes[1].name
+        if makers[0].views[0].at != (At((rows,)), At((next(iter(sums(makers[0])), ""),))):
+            raise self._refuse(makers[0], f"it reads {operand.name!r} otherwise than by rows and columns")
+        reached = self._reached(makers[0].ins[0])
+        before = tuple(op for op in self.stage.ops if op.out is not None and op.out.name in reached)
+        grid = self._grid(before)
+        if grid is not None:
+            return k, before[0].params[0], (), grid
+        for op in before:
+            if op.kind == "load":
+                if op.views[-1].at != (At((rows,)), At((k,))):
+                    raise self._refuse(op, "its input is read otherwise than by rows and columns")
+            elif OPS[op.kind].family == "reduce":
+                if result_axes(op) != (rows,) or op.views[0].at != (At((rows,)), At((k,))):
+                    raise self._refuse(op, f"{op.kind} is not over the columns {k!r} of a row")
+            else:
+                self._elementwise(op, rows, k, of_rows=True)
+        if len(before) == 1:
+            return k, before[0].params[0], (), None
+        return k, "", before, None
+
+    def _grid(self, before: tuple[TileOp, ...]) -> Grid | None:
+        """The taps that ``before`` are, loads of one picture's pixels and what sets them side by side; None where they
+        are something else."""
+        loads = before if len(before) == 1 else before[:-1]
+        taps = [tap for op in loads if (tap := Tap.seen(op)) is not None]
+        if len(taps) < len(loads) or len({op.params[0] for op in loads}) != 1:
+            return None
+        height, width, channels = self.pipeline.tensor(loads[0].params[0]).shape
+        if len(loads) < len(before):
+            joined = before[-1]
+            assert joined.out is not None
+            column = joined.out.axes[1].name
+            parts = [(op.out.name, At((column,), -n * channels)) for n, op in enumerate(loads) if op.out is not None]
+            taken = [(v.of, v.at[1]) for v in joined.views[: len(joined.tiles)] if v.at is not None]
+            if joined.kind != "cat" or taken != parts:
+                return None
+        grid = Grid.of(taps, (height, width))
+        reason = f"pixels have {channels} channels, no multiple of {PANEL}" if channels % PANEL else ""
+        if grid is not None and (reason := reason or grid.why_not_in_bulk):
+            raise self._refuse(loads[0], f"panels of {PANEL} columns are copied in bulk, and {reason}")
+        return grid
+
+    def _weight(self, op: TileOp, out: str, depth: str, offset: int) -> None:
+        """A product of one tile and one parameter ``[out, depth]``."""
+        if len(op.tiles) != 1 or len(op.tensors) != 1 or op.combine != "sum":
+            raise self._refuse(op, "it is no product of a tile and a weight")
+        if op.views[-1].at != (At((out,), offset), At((depth,))):
+            raise self._refuse(op, f"its weight does not lie as [{out}, {depth}]", "transpose it")
+
+    def _after(self, second: TileOp, store: TileOp, rows: str, out: str) -> tuple[TileOp, ...]:
+        assert second.out is not None
+        before = self._reached(second.out.name)
+        reached = self._reached(store.ins[0]) - before
+        ops = [op for op in self.stage.ops if op.out is not None and op.out.name in reached]
+        for op in ops:
+            if op.kind == "load" and op.views[-1].at == (At((rows,)), At((out,))):
+                continue
+            self._elementwise(op, rows, out)
+            inner = [name for name in op.ins if name not in reached and name != second.out.name]
+            if inner:
+                raise self._refuse(op, f"it reads {inner[0]!r}, which is not [{rows}, {out}]")
+        return tuple(ops)
+
+    def _elementwise(self, op: TileOp, rows: str, column: str, of_rows: bool = False) -> None:
+        """Of tiles ``[rows, column]``, vectors ``[column]`` and scalars; with ``of_rows`` also of values of a row."""
+        value = of_rows and result_axes(op) == (rows,)
+        allowed = [(At((rows,)),)] * of_rows + [(At((rows,)), At((column,)))] * (not value)
+        if OPS[op.kind].family not in ("unary", "binary") or not (value or result_axes(op) == (rows, column)):
+            raise self._refuse(op, f"{op.kind} is not elementwise over [{rows}, {column}]")
+        for view in op.views[: len(op.tiles)]:
+            if view.at not in allowed:
+                raise self._refuse(op, f"it reads {view.of!r} by other coordinates")
+        for view in op.views[len(op.tiles) :]:
+            if not _vector(view, column):
+                raise self._refuse(op, f"it reads {view.of!r} otherwise than as a vector over {column!r} or a scalar")
+
+    def _alike(self, b: Block) -> None:
+        """Several results are stored alike, and none has rows of a tensor beside it."""
+        if len(b.lasts) == 1:
+            return
+        kinds = sorted({self.pipeline.tensor(last.output).dtype for last in b.lasts})
+        if len(kinds) != 1 or b.adds:
+            raise self._refuse(None, f"it stores {len(b.lasts)} results as {' and '.join(kinds)}, or adds them")
+        if len(set(b.outs)) != len(b.lasts):
+            raise self._refuse(None, "two of its results have the same columns")
+        for op in b.after:
+            if op.kind == "load":
+                raise self._refuse(op, f"rows of {op.params[0]!r} go with one of {len(b.lasts)} results")
+
+    def _dtypes(self, b: Block) -> None:
+        operand = self.makers[b.operand].out
+        assert operand is not None
+        read = (*(x.weight for x in (*b.lasts, *b.firsts)), *((b.input,) if b.input else ()))
+        others = {self.pipeline.tensor(n).dtype for n in read} | {operand.dtype}
+        if others != {b.dtype} or DTYPE_BYTES[b.dtype] != 2:
+            raise VerifyError(
+                f"stage {self.stage.name!r} multiplies {' and '.join(sorted(others))}: a shared tile's products have"
+                " one 16-bit dtype",
+                "use bf16 or f16",
+            )
+
+    def _nothing_else(self, b: Block) -> None:
+        known = {op.out.name for op in (*b.before, *b.middle, *b.after) if op.out is not None}
+        known |= {f.tile for f in b.firsts} | {last.total for last in b.lasts} | {b.operand}
+        known |= self._reached(b.operand) if b.grid is not None else set()
+        for op in self.stage.ops:
+            if op.out is not None and op.out.name not in known:
+                raise self._refuse(op, f"{op.kind} is no part of it")
+
+
+def _vector(view: View, column: str) -> bool:
+    at = view.at or ()
+    return len(at) <= 1 and all(not a.index and not a.strides and a.axes in ((column,), ()) for a in at)

@@ -1,0 +1,1 @@
+"""Row streams: tiles of rows through resident stages, one consumer function a kind of stage."""

@@ -1,0 +1,166 @@
+"""Chunks of input on their way: what a consumer waits for them, slot by slot of its ring.
+
+A loader warp asks for a chunk when the ring has room, one after another; a consumer takes chunks in the same order, and
+gives a slot back when it is done with it. So with two slots the third chunk of an epilogue is asked for when the first
+is used up, and comes a memory's latency later, however much time there was before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from math import ceil
+
+from tilestream.devices import Device
+from tilestream.ir.pipeline import DTYPE_BYTES, Pipeline
+from tilestream.kernels.stream.chunks import epilogue_chunks, product_chunks
+from tilestream.kernels.stream.layout import CHUNK
+from tilestream.kernels.stream.model import Schedule, columns_of
+
+GATHER_CHUNK_S = 1.6e-6
+"""Of a loader warp, for 64 rows of 128 bytes taken through an index. On an H200 three layers of 128 on 88,000 rows take
+52 us with four such chunks a tile and 41 without, two of 512 on 81,900 rows 400 with sixteen and 297 without."""
+TAP_CHUNK_S = 0.75e-6
+"""The same for pixels, whose places are computed and not read. On an H200 a 3 x 3 64-64 and a 1 x 1 64-256 take 48.5 us
+at 32 images of 56 x 56 (54 chunks a loader warp) and 10.2 at one (9 chunks), where bulk copies take 27.7 and 7.1."""
+ODD_ROUND_S, ODD_PART_S = 0.8e-6, 1.6e-6
+"""Of a loader warp, for 64 vectors of 16 bytes of rows that TMA cannot address: of whole rows, each made in shared
+memory at once, and of others, scattered."""
+ISSUE_S = 0.3e-6
+"""Of a loader warp's lane, for a bulk copy: eight chunks take 2.4 us on an H200, nearly all of it the latency of one
+instruction after another."""
+BULK_BYTES = 16
+"""That rows are multiples of where bulk copies can address them."""
+TILES = 4
+"""Until the ring's state repeats."""
+
+
+@dataclass(frozen=True)
+class Take:
+    """What a consumer does next: wait for a chunk, if there is one, then work ``busy_s``.
+
+    ``loader_s``: of the loader warp for the chunk; ``latency_s``: from then until it is there.
+    """
+
+    busy_s: float
+    loader_s: float = 0.0
+    latency_s: float = 0.0
+    chunk: bool = True
+
+
+def run(takes: Sequence[Take], slots: int, tiles: int) -> list[float]:
+    """When a consumer is done with each of so many tiles, from the loader's first request on."""
+    released: list[float] = []
+    loader = consumer = 0.0
+    done = []
+    for _ in range(tiles):
+        for take in takes:
+            if take.chunk:
+                room = released[-slots] if len(released) >= slots else 0.0
+                loader = max(loader, room) + take.loader_s
+                consumer = max(consumer, loader + take.latency_s)
+            consumer += take.busy_s
+            if take.chunk:
+                released.append(consumer)
+        done.append(consumer)
+    return done
+
+
+def waits_s(takes: Sequence[Take], slots: int) -> float:
+    """Seconds of each tile, among many, that a consumer waits for chunks."""
+    if not any(take.chunk for take in takes):
+        return 0.0
+    done = run(takes, slots, TILES)
+    return max(0.0, (done[-1] - done[1]) / (TILES - 2) - sum(take.busy_s for take in takes))
+
+
+def first_s(takes: Sequence[Take], slots: int, device: Device) -> float:
+    """Seconds that the first tile takes longer than those behind it, but for a load, which is part of ``launch_s``."""
+    if not any(take.chunk for take in takes):
+        return 0.0
+    done = run(takes, slots, TILES)
+    return max(0.0, done[0] - (done[-1] - done[1]) / (TILES - 2) - device.load_s)
+
+
+def takes_of(
+    schedule: Schedule,
+    pipeline: Pipeline,
+    products_s: Sequence[float],
+    passes_s: Sequence[Sequence[float]],
+    device: Device,
+) -> list[Take]:
+    """What a consumer of a tile does in order.
+
+    Args:
+        products_s: of each step, its product. passes_s: of each step, its passes.
+    """
+    arrivals = Arrivals(schedule, pipeline, device)
+    made: list[Take] = []
+    for step, product_s, each_s in zip(schedule.steps, products_s, passes_s, strict=True):
+        made += _spread(arrivals.of(product_chunks(schedule, step)), product_s)
+        for phase, pass_s in zip(step.phases, each_s, strict=True):
+            made += _spread(arrivals.of(epilogue_chunks(schedule, step, phase)), pass_s)
+    return made
+
+
+def _spread(chunks: Iterable[tuple[float, float]], busy_s: float) -> list[Take]:
+    chunks = list(chunks)
+    if not chunks:
+        return [Take(busy_s, chunk=False)]
+    return [Take(busy_s / len(chunks), *chunk) for chunk in chunks]
+
+
+class Arrivals:
+    """Seconds of the loader, and of the memory, for the chunks of a tile one after another."""
+
+    def __init__(self, schedule: Schedule, pipeline: Pipeline, device: Device) -> None:
+        self._schedule, self._pipeline, self._device = schedule, pipeline, device
+        self._seen: set[tuple[str, int]] = set()
+        self._asked = False
+        rings = 2 if schedule.stage.placement.dim == 0 else 1
+        # Both loaders at their CTA's share, where all CTAs load; beside other stages the launch counts the memory. A
+        # stage of one replica has not been dealt to the SMs yet.
+        every = len(pipeline.stages) == 1
+        replicas = schedule.stage.replicas
+        loading = replicas if replicas > 1 else device.sms
+        self._share_s = rings * CHUNK * loading / device.dram_bytes_per_s if every else 0.0
+
+    def of(self, chunks: Iterable[tuple[str, int]]) -> Iterator[tuple[float, float]]:
+        """(loader, latency) of each chunk: a stream and its first column."""
+        for tile, column in chunks:
+            again = (tile, column) in self._seen
+            self._seen.add((tile, column))
+            yield self._chunk(tile, column, again)
+
+    def _chunk(self, tile: str, column: int, again: bool) -> tuple[float, float]:
+        stream, device = self._schedule.streams[tile], self._device
+        latency = device.again_s if again else device.load_s
+        if stream.queue:  # flags of all queues are asked for side by side, once a tile: the L2 has the chunks then
+            asked, self._asked = self._asked, True
+            return (ISSUE_S if asked else device.queue_s(0)), device.again_s
+        if stream.index:
+            return GATHER_CHUNK_S, 0.0
+        if stream.tap is not None:
+            return (ISSUE_S, latency) if stream.tap.bulk else (TAP_CHUNK_S, 0.0)
+        odd = odd_s(self._schedule, self._pipeline, tile, column)
+        return (odd, 0.0) if odd else (max(ISSUE_S, 0.0 if again else self._share_s), latency)
+
+
+def odd_s(schedule: Schedule, pipeline: Pipeline, tile: str, column: int) -> float:
+    """Seconds of a loader warp for a chunk of rows that bulk copies cannot address (``kernels/include/odd_rows.cuh``).
+
+    None of others. Rows lie one behind another.
+    """
+    stream = schedule.streams[tile]
+    size, features = DTYPE_BYTES[stream.dtype], pipeline.tensor(stream.tensor).features
+    columns = columns_of(stream.dtype)
+    valid = max(0, min(columns, stream.features - column))
+    at_end = stream.start + stream.features == features
+    if features * size % BULK_BYTES == 0 and stream.start * size % BULK_BYTES == 0 and (at_end or valid == columns):
+        return 0.0
+    each = BULK_BYTES // size  # elements of a vector; lanes have two of them on their way at a time
+    if valid == features:
+        whole = size == 2 and features > each
+        return ODD_ROUND_S * (columns // each) if whole else ODD_PART_S * ceil(features / each)
+    vectors = (valid + each - 2) // each + 1 if features > each else ceil(features / each)
+    return ODD_PART_S * vectors

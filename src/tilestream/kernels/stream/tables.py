@@ -1,0 +1,382 @@
+"""The constant tables that a stage's loader and publisher warps walk, and the tensor maps they use."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from tilestream.ir.pipeline import DTYPE_BYTES, INDEX_BYTES, TILE_ROWS, Pipeline, Transport
+from tilestream.ir.taps import Tap
+from tilestream.kernels.parts.taps import corners, lowest
+from tilestream.kernels.stream.chunks import epilogue_chunks, product_chunks
+from tilestream.kernels.stream.layout import Layout, boxes_of
+from tilestream.kernels.stream.model import Place, Schedule, Sink, Stream, ceil_to, columns_of
+
+TABLE, INDEX = "table", "index of "
+"""Kinds of pointers: of a table, with the bytes of its rows; of an index into the named one, with how many it has."""
+GATHERED = -2  # a load's tensor map, where rows are taken through an index
+TAPPED, TAPPED_IN_BULK = -3, -4  # where they are pixels at a tap, copied by lanes or in bulk
+CONSTANT_BYTES = 60_000
+"""Of a kernel's tables; constant memory has 65,536, of which the compiler and small tables take some."""
+ODD_ROWS = {"bf16": 2, "f16": 3, "f32": 4}  # enum Form of roles.cuh: rows that are not of the operands' dtype
+
+
+@dataclass(frozen=True)
+class MapSpec:
+    """A tensor map to encode at launch. ``kind``: weight, packed (weight in the arena), input, output, ring, or window,
+    of which ``name`` is the number: pixels in the order of output pixels, by the im2col mode.
+
+    ``dtype`` is that of the memory, or ``tf32``: fp32 operands of products are rounded to that on the way in.
+    Boxes are ``box_rows`` x 128 bytes with the 128-byte swizzle; rows and columns outside read as zero.
+    """
+
+    kind: str
+    name: str
+    dtype: str
+    columns: int
+    box_rows: int
+    rows: int = 0  # of weights and rings; inputs and outputs have the launch's rows
+
+
+@dataclass(frozen=True)
+class WindowSpec:
+    """Output pixels that are a kernel's rows, and the pictures that its taps read: struct Window of taps.cuh.
+
+    ``lowest_y``, ``lowest_x``: of all taps of the pictures, where the first output pixel reads. ``corners``: of the box
+    of bulk copies (``kernels.parts.taps``).
+    """
+
+    tensor: str
+    dtype: str
+    height: int
+    width: int
+    stride_y: int
+    stride_x: int
+    in_height: int
+    in_width: int
+    channels: int
+    pixel_bytes: int
+    lowest_y: int
+    lowest_x: int
+    corners: tuple[tuple[int, int], tuple[int, int]]
+
+    @property
+    def entry(self) -> tuple[int, ...]:
+        """As the kernel knows it."""
+        strides, size = (self.stride_y, self.stride_x), (self.in_height, self.in_width)
+        return (self.height, self.width, *strides, *size, self.pixel_bytes, self.lowest_y, self.lowest_x)
+
+
+@dataclass(frozen=True)
+class PackSpec:
+    """A weight whose rows TMA cannot address, or whose segments must be padded: copied before the kernel.
+
+    ``segments``: (first column in the weight, columns, first column in the copy).
+    """
+
+    weight: str
+    dtype: str
+    rows: int
+    columns: int
+    segments: tuple[tuple[int, int, int], ...]
+
+
+class Pointer(NamedTuple):
+    """A pointer to encode at launch: to element ``first`` of ``name``; ``kind`` says what it is for."""
+
+    kind: str
+    name: str
+    first: int = 0
+
+
+@dataclass(frozen=True)
+class QueueSpec:
+    """A ring in L2. Its flags are ``depth`` full lines, then ``depth`` free lines a consumer, from ``line``."""
+
+    tile: str
+    dtype: str
+    features: int  # a multiple of 16 bytes
+    depth: int
+    consumers: tuple[str, ...]
+    line: int
+    source: str
+
+
+@dataclass
+class Tables:
+    """Everything the kernel's constants and its launch need, in the order of its indices."""
+
+    maps: list[MapSpec] = field(default_factory=list)
+    pointers: list[Pointer] = field(default_factory=list)
+    packs: list[PackSpec] = field(default_factory=list)
+    queues: list[QueueSpec] = field(default_factory=list)
+    page_ops: list[tuple[int, ...]] = field(default_factory=list)
+    load_ops: list[tuple[int, ...]] = field(default_factory=list)
+    store_ops: list[tuple[int, int, int, int, int]] = field(default_factory=list)
+    store_bounds: list[int] = field(default_factory=list)
+    stage_pointers: list[int] = field(default_factory=list)
+    credits: list[tuple[int, int]] = field(default_factory=list)
+    windows: list[WindowSpec] = field(default_factory=list)
+    lines: int = 0
+
+    def memory_of(self, table: str) -> str:
+        """Where the emitter puts ``table``: in constant memory, as far as all fit there; else in global memory, first
+        the pages, which resident weights ask for once."""
+        sizes = {name: sum(map(len, getattr(self, name))) * 4 for name in ("page_ops", "load_ops", "store_ops")}
+        rest = 4 * (len(self.store_bounds) + len(self.stage_pointers) + 2 * len(self.credits) + 3 * len(self.queues))
+        outside = []
+        for name in ("page_ops", "load_ops"):
+            if sum(size for n, size in sizes.items() if n not in outside) + rest > CONSTANT_BYTES:
+                outside.append(name)
+        return "TS_GLOBAL" if table in outside else "TS_CONSTANT"
+
+    @property
+    def queue_infos(self) -> list[tuple[int, int, int]]:
+        """First flag line, depth and number of consumers of every queue."""
+        return [(q.line, q.depth, len(q.consumers)) for q in self.queues]
+
+    def map(self, spec: MapSpec) -> int:
+        if spec not in self.maps:
+            self.maps.append(spec)
+        return self.maps.index(spec)
+
+    def pointer(self, kind: str, name: str, first: int = 0) -> int:
+        wanted = Pointer(kind, name, first)
+        if wanted not in self.pointers:
+            self.pointers.append(wanted)
+        return self.pointers.index(wanted)
+
+    def window(self, spec: WindowSpec) -> int:
+        if spec not in self.windows:
+            self.windows.append(spec)
+        return self.windows.index(spec)
+
+    def queue(self, tile: str) -> int:
+        return next(i for i, q in enumerate(self.queues) if q.tile == tile)
+
+
+@dataclass
+class StageTables:
+    """Where one stage's entries start, and how many there are."""
+
+    page_ops: int = 0
+    pages: int = 0
+    load_ops: int = 0
+    loads: int = 0
+    store_ops: int = 0
+    store_groups: int = 0
+    pointers: int = 0
+    credits: int = 0
+
+
+def add_queues(tables: Tables, pipeline: Pipeline) -> None:
+    tiles = pipeline.tiles()
+    for q in pipeline.queues:
+        if q.transport is Transport.L2:
+            tile = tiles[q.tile]
+            features = ceil_to(tile.features, 16 // DTYPE_BYTES[tile.dtype])
+            tables.queues.append(QueueSpec(q.tile, tile.dtype, features, q.depth, q.consumers, tables.lines, q.source))
+            tables.lines += q.depth * (1 + len(q.consumers))
+
+
+def add_stage(tables: Tables, schedule: Schedule, layout: Layout, pipeline: Pipeline) -> StageTables:
+    """Append a stage's pages, loads and stores in the order in which its consumers take them."""
+    at = StageTables(len(tables.page_ops), 0, len(tables.load_ops), 0, len(tables.store_bounds))
+    left = Counter(_takes(schedule))
+    for step in schedule.steps:
+        if step.gemm is not None:
+            loop = schedule.loop_of(step) or schedule.summed(step)
+            if loop is None:
+                _weights(tables, schedule, layout, step, pipeline)
+            elif step.index == loop.first:
+                for turn in range(loop.turns):
+                    for inner in loop.steps:
+                        _weights(tables, schedule, layout, schedule.steps[inner], pipeline, turn)
+            for tile, column in product_chunks(schedule, step):
+                left[tile] -= column == 0
+                _load(tables, schedule, tile, column, pipeline, left[tile], True)
+        for phase in step.phases:
+            left.subtract(phase.streams)
+            for tile, column in epilogue_chunks(schedule, step, phase):
+                _load(tables, schedule, tile, column, pipeline, left[tile], False)
+            _stores(tables, schedule, step, phase, pipeline, at)
+    at.pages = len(tables.page_ops) - at.page_ops
+    at.loads = len(tables.load_ops) - at.load_ops
+    return at
+
+
+def _takes(schedule: Schedule) -> list[str]:
+    """The tile of every use of a stream, in order."""
+    takes = []
+    for step in schedule.steps:
+        takes += [s.tile for s in (step.gemm.segments if step.gemm else ()) if s.place is Place.STREAM]
+        takes += [t for phase in step.phases for t in phase.streams]
+    return takes
+
+
+def _weights(tables: Tables, schedule: Schedule, layout: Layout, step, pipeline: Pipeline, turn: int = 0) -> None:
+    """Pages of one product, or of one ``turn`` of a loop over columns."""
+    gemm = step.gemm
+    columns, width = schedule.chunk_columns, schedule.width(step)
+    element = DTYPE_BYTES[schedule.dtype]
+    dtype = _loaded(schedule.dtype, True)
+    weight = pipeline.tensor(gemm.weight)
+    out, depth = weight.shape
+    by_column = sorted(gemm.segments, key=lambda s: s.weight_column)
+    aligned = depth * element % 16 == 0 and all(s.features % columns == 0 for s in by_column[:-1])
+    box = min(ceil_to(width, 8), layout.page_rows)
+    # A swizzled tile is cut in halves at multiples of 8 rows only; small weights are loaded by both CTAs.
+    half = box // 2 if schedule.stage.group == 2 and box % 16 == 0 else 0
+    if aligned:
+        start = {s: s.weight_column for s in by_column}
+        index = tables.map(MapSpec("weight", gemm.weight, dtype, depth, half or box, out))
+    else:
+        start, at = {}, 0
+        for s in by_column:
+            start[s] = at
+            at += ceil_to(s.features, columns)
+        segments = tuple((s.weight_column, s.features, start[s]) for s in by_column)
+        spec = PackSpec(gemm.weight, weight.dtype, out, at, segments)
+        if spec not in tables.packs:
+            tables.packs.append(spec)
+        index = tables.map(MapSpec("packed", str(tables.packs.index(spec)), dtype, at, half or box, out))
+    loop = schedule.loop_of(step)
+    if loop is not None:
+        for segment in gemm.segments:
+            boxes = boxes_of(schedule, step, segment, layout.page_rows)
+            for c in range(0, segment.chunks(columns), boxes):
+                more = min(boxes, segment.chunks(columns) - c) - 1
+                for y in range(0, width, layout.page_rows):
+                    at = (start[segment] + c * columns, turn * width + y)
+                    tables.page_ops.append((index, *at, box * 128, 0, more))
+        return
+    rows = (0, width) if schedule.stage.placement.dim == 1 and step.features > width else (0,)
+    summed = schedule.summed(step)
+    share = summed.chunk // columns if summed is not None else 0
+    for segment in gemm.segments:
+        # The last turn takes whole pages too: beyond the weight's columns they are zeros.
+        whole = range(segment.chunks(columns)) if summed is None else range(turn * share, (turn + 1) * share)
+        boxes = boxes_of(schedule, step, segment, layout.page_rows)
+        for c in whole[::boxes]:
+            more = min(boxes, len(whole) - whole.index(c)) - 1
+            for ring, first in enumerate(rows):
+                for sub in range(-(-ceil_to(width, 8) // layout.page_rows)):
+                    y = gemm.part + gemm.first + first + sub * layout.page_rows
+                    tables.page_ops.append((index, start[segment] + c * columns, y, box * 128, ring, half or more))
+
+
+def _load(
+    tables: Tables, schedule: Schedule, tile: str, column: int, pipeline: Pipeline, again: int, product: bool
+) -> None:
+    """One chunk of a stream, as the operand of a product or of an epilogue.
+
+    ``again``: how many more times this stage takes the tile; only the last may leave the L2 first.
+    """
+    stream = schedule.streams[tile]
+    columns = columns_of(stream.dtype)
+    element = DTYPE_BYTES[stream.dtype]
+    dtype = _loaded(stream.dtype, product)
+    start = stream.start + column
+    if stream.queue:
+        q = tables.queue(stream.queue)
+        spec = tables.queues[q]
+        index = tables.map(MapSpec("ring", str(q), dtype, spec.features, TILE_ROWS, spec.depth * TILE_ROWS))
+        tables.load_ops.append((index, start, q, 0, 0, 0, 0, again, 0))
+        return
+    tensor = pipeline.tensor(stream.tensor)
+    valid = max(0, min(columns, stream.features - column))
+    if stream.tap is not None:
+        _tap(tables, schedule, stream, stream.tap, column, pipeline, again, dtype)
+        return
+    if stream.index:
+        table = tables.pointer(TABLE, stream.tensor)
+        names = tables.pointer(f"{INDEX}{stream.tensor}", stream.index)
+        entry = INDEX_BYTES[pipeline.tensor(stream.index).dtype]
+        form = int(dtype == "tf32")
+        tables.load_ops.append((GATHERED, start * element, names, table, entry, valid * element, 0, again, form))
+        return
+    at_end = stream.start + stream.features == tensor.features
+    on_16_bytes = tensor.features * element % 16 == 0 and stream.start * element % 16 == 0
+    if on_16_bytes and (at_end or valid == columns):
+        index = tables.map(MapSpec("input", stream.tensor, dtype, tensor.features, TILE_ROWS))
+        tables.load_ops.append((index, start, -1, 0, 0, 0, 0, again, 0))
+    else:
+        pointer = tables.pointer("input", stream.tensor)
+        padded = min(columns, ceil_to(valid, columns // 4))
+        form = int(dtype == "tf32") if stream.dtype == schedule.dtype else ODD_ROWS[stream.dtype]
+        tables.load_ops.append((-1, start, -1, pointer, tensor.features, valid, padded, again, form))
+
+
+def _tap(
+    tables: Tables,
+    schedule: Schedule,
+    stream: Stream,
+    tap: Tap,
+    column: int,
+    pipeline: Pipeline,
+    again: int,
+    dtype: str,
+) -> None:
+    """One chunk of pixels."""
+    tensor, element = pipeline.tensor(stream.tensor), DTYPE_BYTES[stream.dtype]
+    beside = [s.tap for s in schedule.streams.values() if s.tensor == stream.tensor and s.tap is not None]
+    height, width, channels = tensor.shape
+    begin = lowest(tap, beside)
+    out, size = (tap.height, tap.width, tap.stride_y, tap.stride_x), (height, width, channels, channels * element)
+    spec = WindowSpec(stream.tensor, dtype, *out, *size, *begin, corners(tap, begin, (height, width)))
+    window, at = tables.window(spec), stream.start + column
+    valid = max(0, min(columns_of(stream.dtype), stream.features - column))
+    # A bulk copy brings whole chunks: what follows a slice would come with it.
+    if tap.bulk and (valid == columns_of(stream.dtype) or stream.start + stream.features == tensor.features):
+        index = tables.map(MapSpec("window", str(window), dtype, tensor.features, TILE_ROWS))
+        offsets = (tap.y - begin[0], index, tap.x - begin[1])
+        tables.load_ops.append((TAPPED_IN_BULK, at, *offsets, 0, window, again, 0))
+        return
+    pointer = tables.pointer("pictures", stream.tensor)
+    form = int(dtype == "tf32")
+    tables.load_ops.append((TAPPED, at * element, tap.y, pointer, tap.x, valid * element, window, again, form))
+
+
+def _loaded(dtype: str, product: bool) -> str:
+    """The dtype of a tensor map for memory of ``dtype``: fp32 is rounded to tf32 on its way into a product."""
+    return "tf32" if product and dtype == "f32" else dtype
+
+
+def _stores(tables: Tables, schedule: Schedule, step, phase, pipeline: Pipeline, at: StageTables) -> None:
+    staged = [s for s in phase.sinks if s.kind == "staged"]
+    if not staged:
+        return
+    columns, width = schedule.pass_columns, schedule.width(step)
+    share = ceil_to(width, columns) // columns
+    chunks = ceil_to(step.features, columns) // columns
+    # Under Shard(1) the warpgroups hold the same inputs: their chunks must go out in turn, or each waits
+    # for the other. Under Shard(0) they are independent, and a tile is published sooner in one go.
+    if schedule.stage.placement.dim == 1:
+        groups = [([c], [c + share] if c + share < chunks else []) for c in range(share)]
+    else:
+        groups = [(list(range(chunks)),) * 2]
+    order = [c for group in groups for c in (group[0] + group[1] if schedule.stage.placement.dim == 1 else group[0])]
+    for group in groups:
+        at.store_groups += 1
+        for mine in group:
+            tables.store_bounds.append(len(tables.store_ops))
+            for c in mine:
+                for sink in staged:
+                    index, queue = _store_target(tables, sink, pipeline)
+                    last = schedule.parts(sink.dtype) - 1
+                    for part in range(last + 1):
+                        ends = (int(c == order[0] and part == 0), int(c == order[-1] and part == last))
+                        column = sink.column + c * columns + part * columns_of(sink.dtype)
+                        tables.store_ops.append((index, column, queue, *ends))
+        tables.store_bounds.append(len(tables.store_ops))
+
+
+def _store_target(tables: Tables, sink: Sink, pipeline: Pipeline) -> tuple[int, int]:
+    """(tensor map, queue or -1) of a staged sink."""
+    if sink.target.startswith("queue:"):
+        queue = tables.queue(sink.target.removeprefix("queue:"))
+        spec = tables.queues[queue]
+        ring = MapSpec("ring", str(queue), spec.dtype, spec.features, TILE_ROWS, spec.depth * TILE_ROWS)
+        return tables.map(ring), queue
+    return tables.map(MapSpec("output", sink.target, sink.dtype, pipeline.tensor(sink.target).features, TILE_ROWS)), -1
