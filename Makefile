@@ -29,15 +29,15 @@ lint: $(INSTALLED)
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
 tables: $(INSTALLED)
-	$(BIN)/python benchmarks/make_tables.py
-	$(BIN)/python benchmarks/applications.py
-	$(BIN)/python benchmarks/mlps.py --tables
-	$(BIN)/python benchmarks/kitsune_tables.py
-	$(BIN)/python benchmarks/flashfuser_tables.py
-	$(BIN)/python benchmarks/conv_tables.py
-	$(BIN)/python benchmarks/sparse_tables.py
-	$(BIN)/python benchmarks/truth.py
-	$(BIN)/python benchmarks/cost_truth.py
+	$(BIN)/python -m benchmarks.tables.make_tables
+	$(BIN)/python -m benchmarks.tables.applications
+	$(BIN)/python -m benchmarks.run.mlps --tables
+	$(BIN)/python -m benchmarks.tables.kitsune_tables
+	$(BIN)/python -m benchmarks.tables.flashfuser_tables
+	$(BIN)/python -m benchmarks.tables.conv_tables
+	$(BIN)/python -m benchmarks.tables.sparse_tables
+	$(BIN)/python -m benchmarks.fit.truth
+	$(BIN)/python -m benchmarks.fit.cost_truth
 
 clean:
 	rm -rf $(VENV) build dist demo-out .pytest_cache .ruff_cache src/*.egg-info

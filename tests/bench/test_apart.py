@@ -12,7 +12,7 @@ import pytest
 
 @pytest.fixture
 def apart() -> ModuleType:
-    return importlib.import_module("apart")
+    return importlib.import_module("benchmarks.lib.apart")
 
 
 def test_arms_take_turns(apart: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

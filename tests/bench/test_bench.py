@@ -124,7 +124,10 @@ def test_environment_names_what_a_figure_was_made_with() -> None:
     ("words", "told"),
     [
         ("/somewhere/bin/tilestream bench nerf --json /elsewhere/a.json --rows 7", "tilestream bench nerf --rows 7"),
-        ("benchmarks/wide_layers.py mixer --out=/elsewhere/b.json", "python benchmarks/wide_layers.py mixer"),
+        (
+            "/a/benchmarks/run/wide_layers.py mixer --out=/elsewhere/b.json",
+            "python -m benchmarks.run.wide_layers mixer",
+        ),
         ("/a/src/tilestream/__main__.py explain 'my model.py:make'", "tilestream explain 'my model.py:make'"),
     ],
 )

@@ -5,12 +5,16 @@ from __future__ import annotations
 import contextlib
 import importlib
 import json
+import math
+import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from places import BENCHMARKS
+from places import ROOT
+
+from tilestream.run import timing
 
 
 @pytest.fixture
@@ -20,7 +24,7 @@ def benchmark():
 
 def test_a_budget_begins_what_ends_in_time(benchmark) -> None:
     now = [0.0]
-    budget = benchmark("budget").Budget(100.0, clock=lambda: now[0])
+    budget = benchmark("benchmarks.lib.budget").Budget(100.0, clock=lambda: now[0])
     assert budget.affords("slow", 90.0) and not budget.affords("slow", 110.0)
     with budget.step("slow"):
         now[0] = 40.0
@@ -32,7 +36,7 @@ def test_a_budget_begins_what_ends_in_time(benchmark) -> None:
 
 
 def test_gated_blocks_are_predicted_and_plotted(benchmark, tmp_path: Path) -> None:
-    gated = benchmark("gated_ffn")
+    gated = benchmark("benchmarks.run.gated_ffn")
     out, picture = tmp_path / "out.json", tmp_path / "out.png"
     words = ["qwen3-0.6b", "--predict", "--rows", "16", "4096", "--out", str(out), "--picture", str(picture)]
     assert gated.main(words) == 0
@@ -42,7 +46,7 @@ def test_gated_blocks_are_predicted_and_plotted(benchmark, tmp_path: Path) -> No
 
 
 def test_gains_are_over_the_best_other(benchmark) -> None:
-    gated = benchmark("gated_ffn")
+    gated = benchmark("benchmarks.run.gated_ffn")
     times = {"eager": 30.0, "max-autotune": 20.0, "shared 8 groups": 12.0, "shared 4 groups": 10.0}
     rows = [gated.Row("S2", 16, arm, 1.0, us, 0.0, True) for arm, us in times.items()]
     assert gated.gains(rows) == {"S2": [(16, 2.0)]}
@@ -52,7 +56,7 @@ def test_gains_are_over_the_best_other(benchmark) -> None:
 def test_cases_that_would_end_late_are_left_out(
     benchmark, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    gated, now, done = benchmark("gated_ffn"), [0.0], []
+    gated, now, done = benchmark("benchmarks.run.gated_ffn"), [0.0], []
 
     def workload(name: str, w: object, rows: int, wanted: Any, best: object) -> list[object]:
         now[0] += 100.0 if wanted.tuned else 20.0
@@ -61,7 +65,7 @@ def test_cases_that_would_end_late_are_left_out(
 
     monkeypatch.setattr(gated, "workload", workload)
     monkeypatch.setattr(gated, "best_splits", lambda *_: [])
-    budget = benchmark("budget").Budget
+    budget = benchmark("benchmarks.lib.budget").Budget
     assert list(gated.measured(["S2"], [128, 1, 512, 16], 1, [128, 1], budget(160.0, clock=lambda: now[0]))) == 4 * [[]]
     assert done == [("S2", 128, True), ("S2", 1, False), ("S2", 512, False), ("S2", 16, False)]
     assert list(gated.measured(["S2"], [128], 1, [128], budget(10.0, clock=lambda: 0.0))) == []
@@ -75,7 +79,7 @@ def run(decoders: ModuleType, out: Path, *words: str, arms: tuple[str, ...] = ("
 
 
 def test_a_block_of_one_row_goes_through_every_step(benchmark, fresh: None, tmp_path: Path) -> None:
-    decoders, out = benchmark("decoders"), tmp_path / "out.json"
+    decoders, out = benchmark("benchmarks.run.decoders"), tmp_path / "out.json"
     out.write_text(json.dumps({"rows": [{"case": "gpt2", "rows": n, "arm": "eager"} for n in (1, 16)]}))
     rows = run(decoders, out, "blocks", "--rows", "1", "--only", "gpt2")
     assert [(r["case"], r["rows"], r["arm"]) for r in rows] == [
@@ -86,13 +90,13 @@ def test_a_block_of_one_row_goes_through_every_step(benchmark, fresh: None, tmp_
 
 
 def test_resnet_goes_through_every_step(benchmark, fresh: None, tmp_path: Path) -> None:
-    decoders, out = benchmark("decoders"), tmp_path / "out.json"
+    decoders, out = benchmark("benchmarks.run.decoders"), tmp_path / "out.json"
     rows = run(decoders, out, "models", "--batch", "1", "32", "--only", "resnet-50", arms=("eager",))
     assert [(r["rows"], r["arm"]) for r in rows] == [(1, "eager"), (32, "eager")]
 
 
 def test_arms_that_were_not_timed_again_are_kept_and_said_to_be_of_another_run(benchmark) -> None:
-    decoders = benchmark("decoders")
+    decoders = benchmark("benchmarks.run.decoders")
     old = [
         {"case": "gpt2", "rows": n, "arm": arm, "detail": "2 blocks; "} for n in (1, 16) for arm in ("eager", "tuned")
     ]
@@ -108,7 +112,7 @@ def test_arms_that_were_not_timed_again_are_kept_and_said_to_be_of_another_run(b
 def test_arms_that_would_end_late_are_left_out(
     benchmark, fresh: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    decoders, out = benchmark("decoders"), tmp_path / "out.json"
+    decoders, out = benchmark("benchmarks.run.decoders"), tmp_path / "out.json"
     rows = run(decoders, out, "blocks", "--rows", "1", "--only", "gpt2", "--seconds", "12")
     assert [r["arm"] for r in rows] == ["eager"]
     assert "tilestream left out" in capsys.readouterr().out
@@ -119,19 +123,19 @@ def test_resnet_50_is_resnet_50(benchmark) -> None:
     import torch
 
     with torch.device("meta"):
-        made = benchmark("block_models").ResNet()
+        made = benchmark("benchmarks.lib.block_models").ResNet()
     assert sum(p.numel() for p in made.parameters()) == 25_557_032
 
 
 def test_the_page_of_blocks_shows_the_result(benchmark) -> None:
-    shares = benchmark("shares")
+    shares = benchmark("benchmarks.tables.shares")
     made = shares.tables(shares.read(shares.RESULT.read_text(encoding="utf-8")))
     text = shares.PAGE.read_text(encoding="utf-8")
-    assert shares.filled(text, made) == text, "run python benchmarks/shares.py --tables"
+    assert shares.filled(text, made) == text, "run python -m benchmarks.tables.shares --tables"
 
 
 def test_parts_of_models_by_their_modules(benchmark) -> None:
-    shares = benchmark("shares")
+    shares = benchmark("benchmarks.tables.shares")
     paths = {
         "model.layers.0.self_attn.q_proj": "q, k, v",
         "transformer.h.0.attn.c_attn": "q, k, v",
@@ -154,7 +158,7 @@ def test_a_layer_counts_as_often_as_the_model_has_it(benchmark) -> None:
     import torch
     from torch import nn
 
-    shares = benchmark("shares")
+    shares = benchmark("benchmarks.tables.shares")
 
     class Model(nn.Module):
         def __init__(self) -> None:
@@ -182,7 +186,7 @@ def test_a_layer_counts_as_often_as_the_model_has_it(benchmark) -> None:
 
 
 def test_a_whole_decoder_has_embedding_and_head(benchmark, fresh: None, tmp_path: Path) -> None:
-    decoders, out = benchmark("decoders"), tmp_path / "out.json"
+    decoders, out = benchmark("benchmarks.run.decoders"), tmp_path / "out.json"
     words = ["models", "--batch", "1", "--only", "qwen3-0.6b", "--layers", "0", "--cpu", "--arms", "eager"]
     assert decoders.main([*words, "--out", str(out)]) == 0
     (row,) = json.loads(out.read_text())["rows"]
@@ -190,7 +194,7 @@ def test_a_whole_decoder_has_embedding_and_head(benchmark, fresh: None, tmp_path
 
 
 def test_kernels_of_a_graph_are_in_order_with_what_passes_between(benchmark, monkeypatch: pytest.MonkeyPatch) -> None:
-    times = benchmark("kernel_times")
+    times = benchmark("benchmarks.lib.kernel_times")
 
     def event(name: str, start: float, end: float, where: str = "CUDA") -> SimpleNamespace:
         span, place = SimpleNamespace(start=start, end=end), SimpleNamespace(name=where)
@@ -207,10 +211,10 @@ def test_kernels_of_a_graph_are_in_order_with_what_passes_between(benchmark, mon
 def test_cases_side_by_side_have_a_process_each_and_slow_arms_another(
     benchmark, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    apart, script = benchmark("side_by_side"), tmp_path / "case.py"
+    apart, script = benchmark("benchmarks.run.side_by_side"), tmp_path / "case.py"
     script.write_text(
-        f"import sys; sys.path.insert(0, {str(BENCHMARKS)!r})\n"
-        "import json, pathlib, side_by_side\n"
+        f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
+        "import json, pathlib\nfrom benchmarks.run import side_by_side\n"
         "given = lambda name: sys.argv[sys.argv.index(name) + 1]\n"
         "elsewhere = side_by_side.Elsewhere(pathlib.Path(given('--elsewhere')))\n"
         "if '--compile-only' in sys.argv:\n"
@@ -219,7 +223,7 @@ def test_cases_side_by_side_have_a_process_each_and_slow_arms_another(
         "    row = {'case': given('--only'), 'first': elsewhere.wait('max-autotune', lambda: 20.0)}\n"
         "    pathlib.Path(given('--out')).write_text(json.dumps({'rows': [row]}))\n"
     )
-    monkeypatch.setattr(apart, "SCRIPT", script)
+    monkeypatch.setattr(apart, "COMMAND", [sys.executable, str(script)])
     found = list(apart.run(apart.cases(["a:1", "b:32"]), ["eager", "max-autotune"], 60.0, ["--layers", "2"]))
     assert found == [[{"case": "a", "first": 12.5}], [{"case": "b", "first": 12.5}]]
     assert apart.Elsewhere(tmp_path).wait("max-autotune", lambda: 0.0) is None, "it comes too late"
@@ -228,9 +232,17 @@ def test_cases_side_by_side_have_a_process_each_and_slow_arms_another(
 def test_one_process_at_a_time_has_the_gpu(benchmark, tmp_path: Path) -> None:
     import fcntl
 
-    turns = benchmark("turns").Turns(tmp_path / "lock")
-    with (tmp_path / "lock").open("w") as other:
+    turns = benchmark("benchmarks.lib.turns").Turns(tmp_path)
+    with (tmp_path / "timing").open("w") as other:
         with turns.turn(), turns.turn():  # a turn inside one is the same
             with pytest.raises(BlockingIOError):
                 fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
         fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_clocks_are_up_behind_another_turn_alone(benchmark, tmp_path: Path) -> None:
+    turns, timed = benchmark("benchmarks.lib.turns").Turns(tmp_path), timing._timed_until_s
+    with turns.turn():
+        assert timed == [-math.inf], "nobody had the GPU before"
+    with turns.turn():
+        assert timed[0] > 0

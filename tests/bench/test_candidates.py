@@ -14,7 +14,7 @@ from tilestream.plan.planner import FALLBACK
 
 @pytest.fixture(scope="module")
 def benchmark():
-    return importlib.import_module("candidates")
+    return importlib.import_module("benchmarks.run.candidates")
 
 
 @pytest.mark.parametrize("model", ["chain 2x128 relu", "mlp 24-40-8 relu", "norm 64-72-48", "residual 32-48-32 gelu"])

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 @pytest.fixture
 def covered() -> ModuleType:
-    return importlib.import_module("covered")
+    return importlib.import_module("benchmarks.tables.covered")
 
 
 class Attends(nn.Module):
@@ -42,6 +42,6 @@ def test_flops_are_counted_once(covered: ModuleType, monkeypatch: pytest.MonkeyP
 def test_the_page_has_the_last_result(covered: ModuleType):
     result = json.loads(covered.RESULT.read_text())
     rows = [covered.Row(**row) for row in result["rows"]]
-    assert covered.written(rows) in covered.PAGE.read_text(), "run benchmarks/covered.py --tables"
+    assert covered.written(rows) in covered.PAGE.read_text(), "run benchmarks/tables/covered.py --tables"
     assert all(row.chosen <= row.regions <= row.flops for row in rows)
     assert len(rows) == 2 * len(covered.MODELS)

@@ -19,7 +19,7 @@ def benchmark() -> Any:
 
 
 def test_nobody_is_timed_while_another_compiles_or_is_timed(benchmark: Any, tmp_path: Path) -> None:
-    turns = benchmark("locks").Locks(tmp_path, patience_s=3600.0)
+    turns = benchmark("benchmarks.lib.turns").Turns(tmp_path, patience_s=3600.0)
     said: list[str] = []
 
     def compile_and_time(name: str, compile_s: float) -> None:
@@ -41,13 +41,13 @@ def test_nobody_is_timed_while_another_compiles_or_is_timed(benchmark: Any, tmp_
 
 
 def test_patience_ends(benchmark: Any, tmp_path: Path) -> None:
-    turns = benchmark("locks").Locks(tmp_path, patience_s=0.0)
+    turns = benchmark("benchmarks.lib.turns").Turns(tmp_path, patience_s=0.0)
     with turns.compiling(), turns.alone():  # of another process, as far as locks can tell
         pass
 
 
 def test_what_max_autotune_took_in_another_run_is_kept_and_said(benchmark: Any, tmp_path: Path) -> None:
-    few_rows: ModuleType = benchmark("few_rows")
+    few_rows: ModuleType = benchmark("benchmarks.run.few_rows")
     out = tmp_path / "few_rows.json"
 
     def row(arm: str, us: float, workload: str = "G4") -> Any:
@@ -74,7 +74,7 @@ def test_what_max_autotune_took_in_another_run_is_kept_and_said(benchmark: Any, 
 def test_the_examples_that_take_a_block(
     benchmark: Any, hid: int, out: int, gated: bool, arms: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    examples = benchmark("cutlass_examples")
+    examples = benchmark("benchmarks.lib.cutlass_examples")
     monkeypatch.setattr(examples.ctypes, "CDLL", lambda path: path)
     for name in ("empty", "zeros"):  # on a GPU
         monkeypatch.setattr(torch, name, lambda *size, **_: torch.ones(1))

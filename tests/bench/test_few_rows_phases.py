@@ -16,7 +16,7 @@ from tilestream.plan.passes.share_tile import share_tile
 
 @pytest.fixture
 def phases() -> ModuleType:
-    return importlib.import_module("few_rows_phases")
+    return importlib.import_module("benchmarks.run.few_rows_phases")
 
 
 def test_marks_have_the_same_names_in_the_same_order(phases: ModuleType) -> None:

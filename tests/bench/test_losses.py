@@ -12,7 +12,7 @@ import torch
 
 @pytest.mark.usefixtures("fresh", "plain")
 def test_a_dry_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    losses = importlib.import_module("losses")
+    losses = importlib.import_module("benchmarks.run.losses")
     out = tmp_path / "losses.json"
     args = ["nerf", "--device", "cpu", "--tiny", "--steps", "4", "--seeds", "2", "--json", str(out)]
     eager, ours = losses.main(args)
@@ -25,7 +25,7 @@ def test_a_dry_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.usefixtures("fresh", "plain")
 def test_gradients_against_float64(tmp_path: Path) -> None:
-    errors = importlib.import_module("gradient_errors")
+    errors = importlib.import_module("benchmarks.run.gradient_errors")
     out = tmp_path / "errors.json"
     out.write_text(json.dumps({"rows": [{"case": "nerf_65536", "arms": {}}, {"case": "mgn", "arms": {}}]}))
     assert errors.main(["nerf_65536", "--device", "cpu", "--tiny", "--json", str(out)]) == 0
@@ -36,7 +36,7 @@ def test_gradients_against_float64(tmp_path: Path) -> None:
 
 
 def test_errors_of_gradients() -> None:
-    errors = importlib.import_module("gradient_errors")
+    errors = importlib.import_module("benchmarks.run.gradient_errors")
     exact = [torch.tensor([3.0, 0.0]).double(), torch.tensor([4.0]).double()]
     found = errors.judged([torch.tensor([3.0, 0.5]), torch.tensor([4.0])], exact)
     assert found["error"] == pytest.approx(0.1) and found["worst"] == pytest.approx(0.5 / 3)
@@ -45,7 +45,7 @@ def test_errors_of_gradients() -> None:
 @pytest.mark.parametrize("case", ["mgn", "dlrm"])
 def test_other_tasks_can_be_learned(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Eager alone, and out of time after the first line."""
-    learning = importlib.import_module("learning")
+    learning = importlib.import_module("benchmarks.run.learning")
     monkeypatch.setattr(learning, "TOLD", 60)
     monkeypatch.setattr(learning, "RATE", 1e-2)
     found = learning.task(case, tiny=True, device="cpu")
@@ -56,7 +56,7 @@ def test_other_tasks_can_be_learned(case: str, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_noise() -> None:
-    losses = importlib.import_module("losses")
+    losses = importlib.import_module("benchmarks.run.losses")
 
     def trained(*ends: float) -> object:
         return losses.summary("a", "b", [losses.Run("a", "b", n, 1, 1.0, end, (), 1.0) for n, end in enumerate(ends)])

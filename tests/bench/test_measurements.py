@@ -26,7 +26,7 @@ CSV = """==PROF== Connected to process 7
 
 
 def test_a_range_begins_with_a_mark_that_counts_for_nothing() -> None:
-    counted = importlib.import_module("counted")
+    counted = importlib.import_module("benchmarks.lib.counted")
     first, second = counted.ranges(CSV)
     assert first == {"read": 1000.0, "written": 20.0, "l2": 5.0, "kernels": 2}
     assert second == {"read": 6.0, "written": 0.0, "l2": 0.0, "kernels": 1}
@@ -34,7 +34,7 @@ def test_a_range_begins_with_a_mark_that_counts_for_nothing() -> None:
 
 
 def test_sums_in_half_precision_stall_where_sums_in_float_go_on() -> None:
-    tiny = importlib.import_module("tiny_cuda_nn")
+    tiny = importlib.import_module("benchmarks.lib.tiny_cuda_nn")
     ones = torch.ones(1, 4096, dtype=torch.float16)
     small = torch.full((4096, 1), 1 / 32, dtype=torch.float16)
     assert tiny.summed(ones, small, 4096).item() == 128.0
@@ -42,14 +42,14 @@ def test_sums_in_half_precision_stall_where_sums_in_float_go_on() -> None:
 
 
 def test_emulated_gradients_are_gradients() -> None:
-    mlps = importlib.import_module("mlps")
+    mlps = importlib.import_module("benchmarks.run.mlps")
     errors = mlps.measured(32, 2, 256, ["eager"], device="cpu")["errors"]
     assert errors["eager"]["weights"] < errors["tiny-cuda-nn, emulated"]["weights"] < 0.1
 
 
 @pytest.mark.parametrize("case", ["block", "G4"])
 def test_every_launch_of_a_plan_has_its_bytes(case: str) -> None:
-    traffic = importlib.import_module("traffic")
+    traffic = importlib.import_module("benchmarks.run.traffic")
     module, (x,) = traffic.made(case, "meta")
     with torch.no_grad():
         plan = analyse(module, (x,), Options(device="h200")).whole
@@ -58,7 +58,7 @@ def test_every_launch_of_a_plan_has_its_bytes(case: str) -> None:
 
 
 def test_losses_of_several_processes_are_one_result(tmp_path: Path) -> None:
-    losses = importlib.import_module("losses")
+    losses = importlib.import_module("benchmarks.run.losses")
     paths = []
     for arm, ends in (("tilestream", (1.0, 1.3)), ("eager", (1.1, 1.2))):
         runs = [losses.Run("nerf", arm, n, 1000, 2.0, end, (end,), 1.0) for n, end in enumerate(ends)]
@@ -73,7 +73,7 @@ def test_losses_of_several_processes_are_one_result(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("case", ["nerf_65536"])
 def test_gains_are_also_told_against_the_fastest_of_inductors_runs(case: str) -> None:
-    short = importlib.import_module("short_table")
+    short = importlib.import_module("benchmarks.tables.short_table")
     steps = short.training_rows()
     whole = json.loads((BENCHMARKS / "results" / "whole" / f"{case}.json").read_text())
     for made in (steps[case], whole):
@@ -94,7 +94,7 @@ def test_one_model_of_two_tables_is_held_against_the_fastest_of_both(whole: str,
 
 
 def test_the_first_table_has_what_is_lost() -> None:
-    short = importlib.import_module("short_table")
+    short = importlib.import_module("benchmarks.tables.short_table")
     heads, rows = short.rows()
     assert len(rows) >= 6 and all(len(row) == len(heads) for row in rows)
     least = [float(row[3].split(" to ")[0]) for row in rows]
@@ -102,6 +102,6 @@ def test_the_first_table_has_what_is_lost() -> None:
 
 
 def test_the_page_of_applications_is_in_step_with_the_results() -> None:
-    applications = importlib.import_module("applications")
+    applications = importlib.import_module("benchmarks.tables.applications")
     text = applications.PAGE.read_text(encoding="utf-8")
-    assert applications.filled(text) == text, "run benchmarks/applications.py"
+    assert applications.filled(text) == text, "run benchmarks/tables/applications.py"

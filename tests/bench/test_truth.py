@@ -14,7 +14,7 @@ pytestmark = pytest.mark.xdist_group("truth")  # one process makes what its test
 
 @pytest.fixture(scope="module")
 def truth():
-    return importlib.import_module("truth")
+    return importlib.import_module("benchmarks.fit.truth")
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +66,7 @@ def test_models_of_torch_geometric_are_near_their_measurements(truth):
 
 
 def test_whole_models_are_held_against_the_newest_measurements(truth):
-    whole_truth = importlib.import_module("whole_truth")
+    whole_truth = importlib.import_module("benchmarks.fit.whole_truth")
     rows = json.loads(whole_truth.OUT.read_text())["rows"]
     held = {r["case"]: r["measured_us"] for r in rows if r["arm"] == "tilestream" and not r["training"]}
     for path in (truth.RESULTS / "whole").glob("*.json"):
@@ -74,12 +74,12 @@ def test_whole_models_are_held_against_the_newest_measurements(truth):
         if made.get("training") is False and "tilestream" in made.get("arms", {}):
             ours = made["arms"]["tilestream"]["us"]
             assert held.get(path.stem) == pytest.approx(ours), (
-                f"{path.name}: run benchmarks/whole_truth.py, then truth.py"
+                f"{path.name}: run benchmarks/fit/whole_truth.py, then truth.py"
             )
 
 
 def test_a_whole_model_is_predicted_as_published():
-    whole_truth = importlib.import_module("whole_truth")
+    whole_truth = importlib.import_module("benchmarks.fit.whole_truth")
     published = {
         (r["case"], r["training"], r["arm"]): r["predicted_us"] for r in json.loads(whole_truth.OUT.read_text())["rows"]
     }
@@ -108,7 +108,7 @@ def test_the_published_figures_are_those_of_the_measurements(truth, validation):
 
 def test_operands_leave_the_l2_as_they_grow(truth):
     h200 = devices.get("h200")
-    held_in_l2 = importlib.import_module("predicted_kernels").held_in_l2
+    held_in_l2 = importlib.import_module("benchmarks.fit.predicted_kernels").held_in_l2
     shares = [held_in_l2(size, h200) for size in (1e6, 3e7, 4.5e7, 6e7, 1e9)]
     assert shares[0] == shares[1] == 1 and shares[-1] == 0
     assert shares == sorted(shares, reverse=True)
@@ -116,7 +116,10 @@ def test_operands_leave_the_l2_as_they_grow(truth):
 
 def test_the_fresh_set_is_the_one_that_was_drawn(truth):
     """All of it was measured, and all that was measured is counted."""
-    cases, models = importlib.import_module("fresh_cases"), importlib.import_module("fresh_models")
+    cases, models = (
+        importlib.import_module("benchmarks.lib.fresh_cases"),
+        importlib.import_module("benchmarks.lib.fresh_models"),
+    )
     data = json.loads((truth.RESULTS / "silicon_fresh.json").read_text())
     drawn = {case.name for case in cases.kernels()}
     ours = {f"{model} {strategy} {rows}" for model, rows, strategy in cases.pipelines()}
@@ -138,7 +141,7 @@ def test_nothing_was_fitted_on_the_fresh_set(truth):
 def test_the_page_shows_the_fresh_set_as_it_was_measured(truth):
     """Of the page: scores, every kernel and every model. Predictions are today's for some of each kind."""
     page, every = truth.DOC.read_text(), truth.FRESH.read_text()
-    fresh = importlib.import_module("fresh_truth")
+    fresh = importlib.import_module("benchmarks.fit.fresh_truth")
     published = json.loads(fresh.OUT.read_text())
     assert truth.fresh_tables() in page
     measured = {(r["name"], r["state"]): r["us"] for r in truth.measured(fresh.KERNELS)}
@@ -157,7 +160,7 @@ def test_the_page_shows_the_fresh_set_as_it_was_measured(truth):
 
 def test_the_draw_is_the_seeds():
     """Two draws are equal, whatever was drawn before; another family is another stream."""
-    cases = importlib.import_module("fresh_cases")
+    cases = importlib.import_module("benchmarks.lib.fresh_cases")
     assert [cases.Draw("rows").between(1, 10**6) for _ in range(2)] == [cases.Draw("rows").between(1, 10**6)] * 2
     assert cases.Draw("rows").between(1, 10**6) != cases.Draw("odd").between(1, 10**6)
     assert all(cases.Draw("odd").odd(40, 700) % 8 for _ in range(3))

@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 @pytest.fixture
 def two_gpus() -> ModuleType:
-    return importlib.import_module("two_gpus")
+    return importlib.import_module("benchmarks.run.two_gpus")
 
 
 @pytest.fixture
@@ -106,9 +106,9 @@ def test_every_piece_has_a_part_of_the_row(
     two_gpus: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One process, eager, on the CPU: every word is answered, and the row is what tables read."""
-    arm, (ours, theirs) = importlib.import_module("two_gpus_arm"), Pipe()
+    arm, (ours, theirs) = importlib.import_module("benchmarks.run.two_gpus_arm"), Pipe()
     run = two_gpus.Run(two_gpus._free_port(), "eager", gpus=1, dry=True)
-    monkeypatch.setattr(importlib.import_module("two_gpus_times"), "STEPS", 1)
+    monkeypatch.setattr(importlib.import_module("benchmarks.run.two_gpus_times"), "STEPS", 1)
     threads = torch.get_num_threads()
     words = ["compile", *two_gpus.pieces(("ddp", "once")), "wrap", "whole"]
     for word in words:
@@ -133,7 +133,7 @@ def test_kernels_of_nccl_in_a_trace(two_gpus: ModuleType) -> None:
         {"cat": "kernel", "name": "ncclDevKernel_AllReduce(y)", "ts": 1, "dur": 4.0, "args": {"grid": [8, 1, 1]}},
         {"cat": "cpu_op", "name": "ncclAllReduce", "ts": 0, "dur": 1.0},
     ]
-    found = importlib.import_module("two_gpus_times").kernels_of_nccl(trace)
+    found = importlib.import_module("benchmarks.run.two_gpus_times").kernels_of_nccl(trace)
     assert [(k["name"], k["ctas"], k["us"]) for k in found] == [
         ("ncclDevKernel_AllReduce", 8, 4.0),
         ("ncclDevKernel_AllReduce", 16, 20.5),
@@ -143,7 +143,7 @@ def test_kernels_of_nccl_in_a_trace(two_gpus: ModuleType) -> None:
 @pytest.mark.usefixtures("group")
 def test_ways_to_exchange(two_gpus: ModuleType) -> None:
     """Of one process the mean is its own gradient; no wrapper outlives its turn: its hooks would exchange."""
-    exchanges = importlib.import_module("exchanges")
+    exchanges = importlib.import_module("benchmarks.lib.exchanges")
     torch.manual_seed(0)
     module, x = nn.Sequential(nn.Linear(9, 13), nn.ReLU(), nn.Linear(13, 5)), torch.randn(37, 9)
     exchanges.step(module, module, (x,))
@@ -167,5 +167,5 @@ def test_gradients_become_the_mean(two_gpus: ModuleType, monkeypatch: pytest.Mon
         p.grad = torch.ones_like(p)
     monkeypatch.setattr(dist, "get_world_size", lambda: 2)
     monkeypatch.setattr(dist, "all_reduce", lambda flat: flat.add_(1.5))  # the other has 3 everywhere
-    importlib.import_module("exchanges").average(module)
+    importlib.import_module("benchmarks.lib.exchanges").average(module)
     assert all(p.grad is not None and p.grad.shape == p.shape and (p.grad == 2).all() for p in module.parameters())

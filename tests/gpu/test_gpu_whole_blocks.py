@@ -70,7 +70,7 @@ def test_token_mixing_streams(fresh: None) -> None:
 def test_a_layer_at_its_real_width(fresh: None, name: str) -> None:
     pytest.importorskip("transformers")
     pytest.importorskip("timm")
-    models = importlib.import_module("real_models")
+    models = importlib.import_module("benchmarks.lib.real_models")
     torch.manual_seed(0)
     model = models.MODELS[name]
     module = models.module(model, 1, device="cuda")

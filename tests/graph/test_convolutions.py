@@ -414,10 +414,10 @@ def test_a_symbolic_batch() -> None:
 
 
 def test_the_pages_have_what_was_measured() -> None:
-    script = importlib.import_module("conv_tables")
+    script = importlib.import_module("benchmarks.tables.conv_tables")
     for page, parts in script.PAGES.items():
         text = page.read_text(encoding="utf-8")
-        assert script.filled(text, parts) == text, "run benchmarks/conv_tables.py"
+        assert script.filled(text, parts) == text, "run benchmarks/tables/conv_tables.py"
 
 
 def test_the_example_of_the_page_runs() -> None:

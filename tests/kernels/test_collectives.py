@@ -176,8 +176,8 @@ def test_every_kind_is_timed_at_every_size_of_a_cluster() -> None:
 
 
 def test_arms_of_the_ablation() -> None:
-    made = importlib.import_module("few_rows_ablation").arms("G1", 128)
+    made = importlib.import_module("benchmarks.run.few_rows_ablation").arms("G1", 128)
     assert {"planner", "random", "middle by cluster", "tail in order", "tail any order", "stages of 64"} <= made.keys()
     assert all(s.middle is Middle.DSM for s in made["middle by cluster"])
     assert all(s.middle is not Middle.DSM or s.tile_rows <= 64 for s in made["planner"])
-    assert made["random"] == importlib.import_module("few_rows_ablation").arms("G1", 128)["random"]
+    assert made["random"] == importlib.import_module("benchmarks.run.few_rows_ablation").arms("G1", 128)["random"]

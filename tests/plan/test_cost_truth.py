@@ -25,12 +25,12 @@ BY_CHUNKS = "hidden layers by chunks"
 
 @pytest.fixture(scope="module")
 def truth():
-    return importlib.import_module("cost_truth")
+    return importlib.import_module("benchmarks.fit.cost_truth")
 
 
 @pytest.fixture(scope="module")
 def launch_truth():
-    return importlib.import_module("launch_truth")
+    return importlib.import_module("benchmarks.fit.launch_truth")
 
 
 @pytest.mark.parametrize(
@@ -54,13 +54,13 @@ def test_errors_have_not_grown(truth, group: str, count: int, mean: float, bias:
 
 def test_the_page_is_current(truth):
     _, rest = truth.DOC.read_text().split(truth.BEGIN)
-    assert rest.split(truth.END)[0].strip() == truth.document(), "run benchmarks/cost_truth.py"
+    assert rest.split(truth.END)[0].strip() == truth.document(), "run benchmarks/fit/cost_truth.py"
 
 
 def test_the_page_of_launches_is_current(launch_truth):
     _, rest = launch_truth.DOC.read_text().split(launch_truth.BEGIN)
     made = launch_truth.document(launch_truth.points(launch_truth.PATH))
-    assert rest.split(launch_truth.END)[0].strip() == made, "run benchmarks/launch_truth.py"
+    assert rest.split(launch_truth.END)[0].strip() == made, "run benchmarks/fit/launch_truth.py"
 
 
 def cases(truth) -> list:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import code_size
 import pytest
+
+from benchmarks import code_size
 
 pytestmark = pytest.mark.smoke
 

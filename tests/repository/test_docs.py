@@ -13,10 +13,10 @@ from places import DOCS
 
 @pytest.mark.smoke
 def test_prose_is_wrapped():
-    prose = importlib.import_module("prose")
+    prose = importlib.import_module("benchmarks.tables.prose")
     pages = [*DOCS.glob("*.md"), *(DOCS.parent / f"{name}.md" for name in ("README", "CHANGELOG", "CONTRIBUTING"))]
     long = [page.name for page in pages if prose.wrapped(text := page.read_text(encoding="utf-8")) != text]
-    assert not long, f"run python benchmarks/prose.py on {', '.join(long)}"
+    assert not long, f"run python -m benchmarks.tables.prose on {', '.join(long)}"
 
 
 @pytest.mark.smoke

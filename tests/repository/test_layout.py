@@ -1,4 +1,4 @@
-"""Where tests lie: in a folder of the room that they test, their helpers in ``tests/lib``."""
+"""Where tests lie, in a folder of the room that they test, their helpers in ``tests/lib``; and where benchmarks lie."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import re
 from collections import Counter
 
 import pytest
-from places import PACKAGE, TESTS
+from places import BENCHMARKS, PACKAGE, TESTS
 
 pytestmark = pytest.mark.smoke
 
 FILES = sorted(p for p in TESTS.rglob("*.py"))
-OTHERS = {"gpu", "kernels", "lib", "repository"}
+OTHERS = {"gpu", "lib", "repository"}
 """Folders of tests that are no room of the package: the GPU's, the repository's own, helpers."""
 
 
@@ -41,3 +41,20 @@ def test_what_folders_share_lies_in_lib() -> None:
         if not path.with_name(f"{name}.py").exists()
     ]
     assert not strays
+
+
+FLOORS = ("lib", "run", "fit", "tables")
+"""Folders of benchmarks from the ground up: each imports from those before it, and from itself."""
+
+
+def test_benchmarks_lie_in_their_folders_and_import_downwards() -> None:
+    folders = [p for p in BENCHMARKS.iterdir() if p.is_dir() and p.name not in ("results", "__pycache__")]
+    assert sorted(p.name for p in folders) == sorted(FLOORS)
+    assert sorted(p.name for p in BENCHMARKS.glob("*.py")) == ["__init__.py", "code_size.py"]
+    upwards = [
+        f"{path.parent.name}/{path.name} imports {room}"
+        for path in BENCHMARKS.glob("*/*.py")
+        for room in re.findall(r"^\s*from benchmarks\.(\w+)", path.read_text(encoding="utf-8"), re.MULTILINE)
+        if FLOORS.index(room) > FLOORS.index(path.parent.name)
+    ]
+    assert not upwards

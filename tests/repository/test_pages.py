@@ -140,12 +140,14 @@ def test_scripts_that_pages_name_exist_with_their_options() -> None:
     calls = [
         (page.name, script, re.findall(r"--[a-z-]+", rest))
         for page in PAGES
-        for script, rest in re.findall(r"python benchmarks/(\w+\.py)((?: +[\w.=/-]+)*)", prose(page).replace("\n", " "))
+        for script, rest in re.findall(
+            r"python -m (benchmarks[.\w]+)((?: +[\w.=/-]+)*)", prose(page).replace("\n", " ")
+        )
     ]
     assert len(calls) > 30
     for page, script, options in calls:
-        path = ROOT / "benchmarks" / script
-        assert path.exists(), f"{page} names benchmarks/{script}"
+        path = ROOT / f"{script.replace('.', '/')}.py"
+        assert path.exists(), f"{page} names {script}"
         code = path.read_text(encoding="utf-8")
         assert not [o for o in options if f'"{o}"' not in code], f"{page}: {script} {options}"
 

@@ -19,7 +19,7 @@ from tilestream import Options, sparse
 
 PAGE = DOCS / "python-api.md"
 TEXT = PAGE.read_text(encoding="utf-8")
-sample: Any = importlib.import_module("explain_sample")
+sample: Any = importlib.import_module("benchmarks.tables.explain_sample")
 
 
 @lru_cache
@@ -39,16 +39,16 @@ def test_the_code_of_the_page_runs() -> None:
 
 
 def test_the_sample_is_what_explain_prints() -> None:
-    """Word by word; predictions may move by a fifth before ``benchmarks/explain_sample.py`` has to be run again."""
+    """Word by word; predictions may move by a fifth before ``benchmarks/tables/explain_sample.py`` has to run again."""
     found = sample.SAMPLE.search(TEXT)
     assert found is not None
     number = re.compile(r"\d[\d,.]*\d|\d")
     shown, printed = found[2], outputs()[1]
     words = [number.sub("#", re.sub(r"[ ─]+", " ", text)).split() for text in (shown, printed)]
-    assert words[0] == words[1], "run python benchmarks/explain_sample.py"
+    assert words[0] == words[1], "run python -m benchmarks.tables.explain_sample"
     for mine, now in zip(number.findall(shown), number.findall(printed), strict=True):
         a, b = (float(text.replace(",", "").rstrip(".")) for text in (mine, now))
-        assert a == pytest.approx(b, rel=0.2), "run python benchmarks/explain_sample.py"
+        assert a == pytest.approx(b, rel=0.2), "run python -m benchmarks.tables.explain_sample"
 
 
 def test_every_public_name_is_on_the_page() -> None:

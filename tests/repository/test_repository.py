@@ -11,12 +11,14 @@ import tomllib
 import pytest
 from places import ROOT
 
+from benchmarks.lib import cases
+
 
 @pytest.fixture
 def make_tables():
     for name in ("cases", "make_tables"):
         sys.modules.pop(name, None)
-    return importlib.import_module("make_tables")
+    return importlib.import_module("benchmarks.tables.make_tables")
 
 
 @pytest.mark.smoke
@@ -39,7 +41,7 @@ def test_a_result_makes_a_row(make_tables, tmp_path, monkeypatch: pytest.MonkeyP
         "dram_bytes": {"ir": {"read": 1e6, "write": 2e6}, "tilestream": {"read": 1.5e6, "write": 2e6}},
     }
     (tmp_path / "one.json").write_text(json.dumps(result))
-    monkeypatch.setattr(sys.modules["cases"], "RESULTS", tmp_path)
+    monkeypatch.setattr(cases, "RESULTS", tmp_path)
     row = make_tables.times([case]).splitlines()[-1]
     cells = [cell.strip() for cell in row.strip("|").split("|")]
     want = ["One", "64", "40.0", "30.0", "20.0", "**10.0**", "2.00", "9.0", "vertical", "0.50"]
@@ -55,7 +57,6 @@ def test_a_missing_marker_is_an_error(make_tables) -> None:
 def test_cases_are_models_that_exist(make_tables) -> None:
     from tilestream.apps import APPS
 
-    cases = sys.modules["cases"]
     assert {c.model for c in cases.CASES.values()} == set(APPS)
     assert len(cases.OTHERS) == 10
 

@@ -19,7 +19,7 @@ NAMES = ("llama-3.2-1b", "qwen3-0.6b", "gpt2", "bert-base", "vit-base", "mixer-b
 @pytest.fixture
 def shares() -> ModuleType:
 
-    return importlib.import_module("shares")
+    return importlib.import_module("benchmarks.tables.shares")
 
 
 @pytest.mark.parametrize("name", NAMES)

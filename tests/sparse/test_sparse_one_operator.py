@@ -10,7 +10,7 @@ from places import DOCS
 from sparse_one_operator import MODULES, One, outcome
 
 PAGE = DOCS / "sparse-operators.md"
-script = importlib.import_module("sparse_operators")
+script = importlib.import_module("benchmarks.tables.sparse_operators")
 LISTED = script.listed(PAGE.read_text(encoding="utf-8"))
 
 
@@ -34,7 +34,7 @@ def test_the_page_counts_what_it_lists():
     """And nothing that it does not: at most 40 of the modules are refused, and 160 run at least."""
     assert set(LISTED) == {one.name for one in MODULES}
     text = PAGE.read_text(encoding="utf-8")
-    assert script.page(text, LISTED) == text, "run python benchmarks/sparse_operators.py"
+    assert script.page(text, LISTED) == text, "run python -m benchmarks.tables.sparse_operators"
     refused = sum(1 for one in LISTED.values() if one.refused)
     assert refused <= 40 and len(LISTED) - refused >= 160
 

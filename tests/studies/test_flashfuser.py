@@ -79,7 +79,7 @@ def test_every_timed_variant_was_resident() -> None:
 
 
 def test_constants_are_those_of_the_fit() -> None:
-    fitting = importlib.import_module("fit_shared_tile")
+    fitting = importlib.import_module("benchmarks.fit.fit_shared_tile")
     found = fitting.fit()
     for name in fitting.FITTED:
         assert getattr(H200_SHARED_TILE, name) == pytest.approx(getattr(found, name), rel=0.01), name
@@ -106,7 +106,7 @@ def test_the_example_of_the_page(capsys) -> None:
 
 @pytest.fixture
 def page_tables():
-    return importlib.import_module("flashfuser_tables")
+    return importlib.import_module("benchmarks.tables.flashfuser_tables")
 
 
 def test_the_pages_of_few_rows_show_what_was_measured(page_tables) -> None:
@@ -124,12 +124,12 @@ def test_the_model_finds_the_best_generated_kernels() -> None:
 
 def test_the_page_shows_what_the_study_gives(page_tables) -> None:
     text = page_tables.PAGE.read_text(encoding="utf-8")
-    assert page_tables.filled(text) == text, "run benchmarks/flashfuser_tables.py"
+    assert page_tables.filled(text) == text, "run benchmarks/tables/flashfuser_tables.py"
     missing = page_tables.MISSING.read_text(encoding="utf-8")
-    assert page_tables.filled(missing, page_tables.MISSING) == missing, "run benchmarks/flashfuser_tables.py"
+    assert page_tables.filled(missing, page_tables.MISSING) == missing, "run benchmarks/tables/flashfuser_tables.py"
     with pytest.raises(ValueError, match="0 parts marked 'space'"):
         page_tables.filled(text.replace("<!-- space:", "<!-- spice:"))
-    published = json.loads(page_tables.RESULTS.read_text(encoding="utf-8"))
+    published = json.loads(page_tables.STUDY.read_text(encoding="utf-8"))
     again = reproduce.reproduce(workloads=["G4", "C5"]).json()
     assert all(again[part] == published[part] for part in ("rules", "model", "phases"))
     for fresh in again["workloads"]:
@@ -184,7 +184,7 @@ def test_claims_are_held_against_measurements() -> None:
 
 
 def _timed_rows(folder) -> None:
-    """A file as ``benchmarks/few_rows.py`` writes it: G1 at 128 rows, and at 16, which is not the paper's."""
+    """A file as ``benchmarks/run/few_rows.py`` writes it: G1 at 128 rows, and at 16, which is not the paper's."""
     split = "shared 4 groups of 8, partial sums in order"
     arms = [(split, 4.0), (f"{split}, dependent launch", 2.0), ("eager", 9.0), ("inductor", 6.0), ("tilestream", 1.0)]
     rows = [{"workload": "G1", "rows": n, "arm": arm, "warm_us": us} for n in (128, 16) for arm, us in arms]

@@ -261,6 +261,6 @@ def test_what_is_published_has_a_reason_for_every_difference() -> None:
 
 
 def test_the_page_shows_what_is_published() -> None:
-    tables = importlib.import_module("kitsune_tables")
+    tables = importlib.import_module("benchmarks.tables.kitsune_tables")
     for page in tables.PAGES:
-        assert tables.filled(page) == page.read_text(), "run benchmarks/kitsune_tables.py"
+        assert tables.filled(page) == page.read_text(), "run benchmarks/tables/kitsune_tables.py"

@@ -173,7 +173,7 @@ def measure(some: Sequence[Exchange], seconds: float) -> Iterator[Timed]:
 
 
 def load(path: Path) -> tuple[Timed, ...]:
-    """What a file of ``benchmarks/collectives.py`` holds; nothing without the file."""
+    """What a file of ``benchmarks/run/collectives.py`` holds; nothing without the file."""
     if not path.exists():
         return ()
     return tuple(Timed(**row) for row in json.loads(path.read_text(encoding="utf-8"))["rows"])

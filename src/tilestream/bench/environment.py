@@ -44,15 +44,16 @@ WRITTEN = ("--out", "--json", "--turns", "--side-by-side")
 
 def command(words: Sequence[str]) -> str:
     """What to type to make a result again, from ``sys.argv``: the command or the benchmark, and what it was given."""
-    program = Path(words[0]).name
     given, rest = [], iter(words[1:])
     for word in rest:
         if word in WRITTEN:
             next(rest, None)
         elif word.split("=")[0] not in WRITTEN:
             given.append(word)
-    begin = f"python benchmarks/{program}" if Path(words[0]).resolve().parent.name == "benchmarks" else "tilestream"
-    return shlex.join([*begin.split(), *given])
+    path = Path(words[0]).resolve()
+    benchmark = path.parent.parent.name == "benchmarks"
+    begin = ["python", "-m", f"benchmarks.{path.parent.name}.{path.stem}"] if benchmark else ["tilestream"]
+    return shlex.join([*begin, *given])
 
 
 def commit() -> str | None:

@@ -2,7 +2,7 @@
 
 `H200_SHARED_TILE` is from `benchmarks/results/ffn_variants.json`: a hand-written FFN of 128 rows on one H200 in 42
 variants of five shapes (no cluster, clusters of 2 to 16, the middle through DSM or the L2, four tails, rings of several
-depths). `benchmarks/fit_shared_tile.py` fits what is marked so on the shapes G4 and G8 alone; G6, G5 and S2 judge
+depths). `benchmarks/fit/fit_shared_tile.py` fits what is marked so on the shapes G4 and G8 alone; G6, G5 and S2 judge
 ([docs/flashfuser.md](../../../docs/flashfuser.md)). The memory's rates are the device's own; on other devices each
 constant moves with the number that it hangs on (``on``), since nothing but an H200 was measured.
 """
@@ -134,7 +134,7 @@ H200_GENERATED = SharedTileRates(
 """Of generated kernels: fitted on kernels of G4, G8, S2 and two more shapes, of 1 to 512 rows, with and without a norm,
 that exchange through the L2 and have no DSM but for sums; 7 % mean error over all shapes, those of no part in it
 included (`studies/flashfuser/generated.py` holds it against `benchmarks/results/few_rows.json`). What a gather through
-DSM takes is that of the collective alone, clusters of 2 to 16 and parts of 1 to 32 KB (`benchmarks/collectives.py`).
+DSM takes is that of the collective alone, clusters of 2 to 16, parts of 1 to 32 KB (`benchmarks/run/collectives.py`).
 Of epilogues, residuals and partial results: fitted with G4, G8, S2 on 38 kernels of the blocks of BERT, Qwen3-0.6B and
 Llama-3.2-1B at 128 rows, all else kept; of BERT's the mean error was 16 % and is 4, of GPT-2's, which had no part in
 it, 16 and 4."""
@@ -171,7 +171,7 @@ H200_ONE_LAYER = SharedTileRates(
     add_bytes_per_s=49.9e12,
     partials_bytes_per_s=4.82e12,
 )
-"""Of generated kernels of one layer: fitted on five of the eight layers of a first round of `benchmarks/projections.py`
+"""Of generated kernels of one layer: fitted on five of eight layers of a first round of `benchmarks/run/projections.py`
 at 1, 16 and 128 rows, weights from DRAM; 7 % mean error over these and over the others, 9 % over the next round's."""
 
 

@@ -15,7 +15,7 @@ from tilestream.plan.candidates import FALLBACK, Candidate, prediction_of
 from tilestream.plan.shown import pipeline_us
 
 EACH = 4
-"""Of a strategy, those that are simulated. Of 896 choices (``benchmarks/scaled_devices.py``) four leave none wrong."""
+"""Of a strategy, those that are simulated. Of 896 choices (``benchmarks/fit/scaled_devices.py``) 4 leave none wrong."""
 
 STUCK = "the simulator cannot bring it to its end on this device"
 

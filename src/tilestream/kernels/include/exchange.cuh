@@ -1,4 +1,4 @@
-// One exchange of collectives.cuh by itself, again and again: what benchmarks/collectives.py times. CTAs are in groups of
+// One exchange of collectives.cuh by itself, again and again: what benchmarks/run/collectives.py times. CTAs are in groups of
 // PEERS, in those kinds that go over a cluster a cluster each. A consumer warpgroup, and four warps as a shared tile has them.
 //
 // E has: KIND; PEERS; BLOCKS of 8 columns x 64 rows of fp32 that each CTA has, of sums; PART bytes that each CTA has, of

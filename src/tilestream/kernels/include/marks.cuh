@@ -5,7 +5,7 @@
 namespace ts {
 
 // When a CTA came where, by the SM's clock, in a kernel that is compiled with TS_MARKS; the last two by the GPU's common
-// time. benchmarks/few_rows_phases.py has the same names in the same order, and reads them.
+// time. benchmarks/run/few_rows_phases.py has the same names in the same order, and reads them.
 enum Mark : int { STARTED, ROWS_MADE, FIRST_STAGE, FIRST_SUM, MIDDLE_STORED, MIDDLE_BACK, SECOND_SUM, ENDED, ROWS_THERE, SET_UP, VECTORS_THERE, START_NS, END_NS, MARKS = 16 };
 #ifdef TS_MARKS
 extern "C" __device__ u64 ts_marks[256 * MARKS];

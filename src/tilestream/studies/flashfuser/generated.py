@@ -1,4 +1,4 @@
-"""Generated kernels that were timed (``benchmarks/few_rows.py``), and what the cost model says of them."""
+"""Generated kernels that were timed (``benchmarks/run/few_rows.py``), and what the cost model says of them."""
 
 from __future__ import annotations
 

@@ -101,11 +101,11 @@ def few_rows(folder: Path | None = None) -> list[dict[str, Any]]:
     """All arms of ``few_rows.json``, ours and others, of a folder that is given, or of the checkout, if it has any.
 
     Raises:
-        OptionError: the folder that is given has no such file, or one that ``benchmarks/few_rows.py`` has not written.
+        OptionError: the given folder has no such file, or one that ``benchmarks/run/few_rows.py`` has not written.
     """
     path = (folder or RESULTS) / "few_rows.json"
     if folder is not None and not path.is_file():
-        raise OptionError(f"--results {folder} has no {path.name}", "benchmarks/few_rows.py makes it on a GPU")
+        raise OptionError(f"--results {folder} has no {path.name}", "benchmarks/run/few_rows.py makes it on a GPU")
     return _rows(path)
 
 
@@ -115,7 +115,7 @@ def _rows(path: Path) -> list[dict[str, Any]]:
     Raises:
         OptionError: its benchmark has not written it.
     """
-    remedy = f"benchmarks/{path.stem}.py makes it on a GPU"
+    remedy = f"benchmarks/run/{path.stem}.py makes it on a GPU"
     if not path.is_file():
         return []
     try:

@@ -1,0 +1,1 @@
+"""What several share: cases, models, turns at a GPU, sampling, parts of pages."""

@@ -1,0 +1,1 @@
+"""What measures: kernels, models, compilations and first calls, on the machine that is there."""

@@ -1,0 +1,1 @@
+"""What makes tables and pages of the documentation from results."""
