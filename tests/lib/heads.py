@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from programs import Program
-from tilestream.schedule.shared_tile import Tail
-from tilestream.schedule.sharing import Middle
+from tilestream.kernels.product.shared_tile import Tail
+from tilestream.kernels.product.sharing import Middle
 
 from tilestream.ir.pipeline import Pipeline
 from tilestream.plan.passes.share_tile import Split
