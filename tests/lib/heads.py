@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from programs import Program
-from tilestream.kernels.product.shared_tile import Tail
-from tilestream.kernels.product.sharing import Middle
 
 from tilestream.ir.pipeline import Pipeline
+from tilestream.kernels.product.shared_tile import Tail
+from tilestream.kernels.product.sharing import Middle
 from tilestream.plan.passes.share_tile import Split
 
 HEAD = Split(4, 1, Tail.CLUSTER, row_tiles=16, depth=64, middle=Middle.NONE)
