@@ -17,22 +17,19 @@ from benchmarks.lib.cases import MAIN, OTHERS
 from benchmarks.run.gradients import WIDTHS, layers_of
 from tilestream import devices
 from tilestream.apps import APPS
-from tilestream.apps.models import find
+from tilestream.apps.models import find as find_model
 from tilestream.errors import TilestreamError
-from tilestream.graph.capture import capture
-from tilestream.graph.joint import narrow_products
+from tilestream.graph.capture import Kind, capture
 from tilestream.graph.region import Operand, Region
-from tilestream.graph.row_sums import own_operands
 from tilestream.graph.selection import partition
 from tilestream.ir.pipeline import Role
 from tilestream.options import Options, parse
 from tilestream.plan import planner
 from tilestream.plan.analyse import training_cut
+from tilestream.plan.find import find
 from tilestream.plan.gradient_launches import gradient_launches, proposal
 from tilestream.plan.gradients import weight_gradients
-from tilestream.plan.regions import find_regions
-from tilestream.run import gradients
-from tilestream.run.spec import TENSOR, RegionSpec, ResultSpec, encode, spec_of
+from tilestream.run.spec import TENSOR, RegionSpec, ResultSpec, encode, spec_of, sums_spec
 
 TRAINING: dict[str, tuple[str, dict[str, Any]]] = {
     "nerf_65536": ("nerf", {"rows": 65536}),
@@ -88,7 +85,7 @@ class Layer(nn.Module):
 def training() -> Iterator[Launch]:
     """Regions of forward and backward graphs, each in its best ways, and the launches of weight gradients."""
     for case, (model, sizes) in TRAINING.items():
-        yield from of_model(*find(model).make(training=True, **sizes), case, Options())
+        yield from of_model(*find_model(model).make(training=True, **sizes), case, Options())
 
 
 def of_model(module: nn.Module, inputs: tuple[Any, ...], case: str, options: Options) -> Iterator[Launch]:
@@ -97,24 +94,20 @@ def of_model(module: nn.Module, inputs: tuple[Any, ...], case: str, options: Opt
         yield from of_graph(graph, case, kind, options)
 
 
-def of_graph(graph: fx.GraphModule, case: str, kind: str, options: Options) -> Iterator[Launch]:
-    backward = kind == "backward"
-    if backward:
-        narrow_products(graph.graph)
-    kept_out = own_operands(graph.graph) if backward else {}
-    part, summed = find_regions(graph, options, H200, kept_out, training=True, backward=backward)
+def of_graph(graph: fx.GraphModule, case: str, kind: Kind, options: Options) -> Iterator[Launch]:
+    found = find(graph, kind, options, H200)
     seen = set()
-    for cut in part.cuts:
+    for cut in found.cuts:
         if cut.region.program not in seen and len(cut.region.operators) > 1:
             seen.add(cut.region.program)
             yield from of_region(cut.region, kind, case, options)
-    regions = {node: number for number, cut in enumerate(part.cuts) for node in cut.nodes}
-    for launch in gradient_launches(summed, H200, regions.get):
+    regions = {node: number for number, cut in enumerate(found.cuts) for node in cut.nodes}
+    for launch in gradient_launches(found.sites, H200, regions.get):
         ours, _ = proposal(launch, H200)
         assert ours.pipeline is not None
         if ours.pipeline not in seen:
             seen.add(ours.pipeline)
-            text = encode(gradients.spec(launch, ours.pipeline, "cuda"))
+            text = encode(sums_spec(launch, ours.pipeline, "cuda"))
             yield Launch("gradients", case, launch.name, launch.rows, text)
 
 

@@ -20,8 +20,8 @@ from tilestream.plan.planner import plan
 from tilestream.run import fallback, inductor
 from tilestream.run.call import RegionCall
 from tilestream.run.executable import Enqueue, Executable, Interpreted
-from tilestream.run.place import Placed, place
-from tilestream.run.spec import encode, spec_of
+from tilestream.run.place import place
+from tilestream.run.spec import spec_of
 
 
 def interpreted(region: Region, pipeline: Pipeline | None = None) -> RegionCall:
@@ -34,16 +34,15 @@ def interpreted(region: Region, pipeline: Pipeline | None = None) -> RegionCall:
     return RegionCall(spec, torch.device("cpu"), lambda p: Interpreted(p, run))
 
 
-def stream(graph: fx.GraphModule, strategy: str = "vertical") -> tuple[Partition, list[Placed]]:
+def stream(graph: fx.GraphModule, strategy: str = "vertical") -> tuple[Partition, list[Region]]:
     """Put calls in the place of the graph's regions, in ``graph`` itself, so that it runs on the reference machine."""
 
-    def spec_for(region: Region) -> str:
+    def pipeline_of(region: Region) -> Pipeline | None:
         made = plan(region.program, region.rows, get("h200"), Options(strategy=strategy))  # pyright: ignore
-        assert made.chosen.pipeline is not None
-        return encode(spec_of(region, made.chosen.pipeline, "reference"))
+        return made.chosen.pipeline
 
     found = partition(graph)
-    return found, place(graph, found, spec_for)
+    return found, place(graph, found, pipeline_of, "reference")
 
 
 class Altered:

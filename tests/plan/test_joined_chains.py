@@ -21,7 +21,9 @@ from tilestream.graph import kept
 from tilestream.ir.dtypes import TORCH_DTYPES
 from tilestream.ir.pipeline import Pipeline, Role
 from tilestream.kernels.gradients.backward import WideChain, build
-from tilestream.run import backward_chains, inductor, oracle, prepare
+from tilestream.run import inductor, oracle, prepare
+from tilestream.run.chain_calls import ChainCalls
+from tilestream.run.place import Calls
 
 ROWS = 200
 
@@ -41,13 +43,13 @@ def gradients(model: Any, module: nn.Module, x: Tensor, dy: Tensor) -> tuple[Ten
 def joined(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Pipeline, ...]]:
     """The launches of each pair that is joined while a test runs."""
     found: list[tuple[Pipeline, ...]] = []
-    place = backward_chains._place
+    put = Calls.of_chain
 
-    def note(graph: Any, pair: Any, kind: str) -> None:
-        found.append(pair.joined.pipelines)
-        place(graph, pair, kind)
+    def noted(self: Calls, chain: ChainCalls) -> None:
+        found.append(chain.pair.joined.pipelines)
+        put(self, chain)
 
-    monkeypatch.setattr(backward_chains, "_place", note)
+    monkeypatch.setattr(Calls, "of_chain", noted)
     return found
 
 

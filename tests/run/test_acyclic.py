@@ -20,8 +20,12 @@ from tilestream.graph.broadcasts import put_off_expands
 from tilestream.graph.convexity import in_order
 from tilestream.graph.settled import settle
 from tilestream.options import Options
+from tilestream.plan.find import Found
 from tilestream.plan.gradient_launches import GradientLaunch, gradient_launches, gradient_sites
-from tilestream.run import gradients, oracle, prepare
+from tilestream.plan.plan_graph import plan_graph
+from tilestream.run import oracle, prepare
+from tilestream.run.graphs import Measured
+from tilestream.run.place import Calls
 from tilestream.run.target import Target
 
 pytestmark = pytest.mark.usefixtures("fresh")
@@ -43,7 +47,14 @@ def check(owner: fx.GraphModule) -> int:
     want = owner(*values)
     with oracle.Float64():
         exact = owner(*values)
-    made = gradients.stream_gradients(owner, OPTIONS, Target("reference", torch.device("cpu"), get("h200")))
+    target = Target("reference", torch.device("cpu"), get("h200"))
+    found = Found((), (), 0, owner, "backward", tuple(gradient_sites(owner.graph, target.hardware, 1)))
+    made = plan_graph(found, Measured(OPTIONS, target), target.hardware, target.kind)
+    calls = Calls(owner)
+    for each in made:
+        assert isinstance(each.of, GradientLaunch)
+        calls.of_sums(each.of, each.program, target.kind)
+    calls.settle()
     assert oracle.judge(owner(*values), want, exact)[2]
     return len(made)
 

@@ -255,10 +255,11 @@ def broken(*_: Any, **__: Any) -> Any:
 @pytest.mark.parametrize(
     "where",
     [
-        "tilestream.run.graphs.normalise",
-        "tilestream.run.graphs.find_regions",
-        "tilestream.run.graphs.place",
-        "tilestream.run.graphs.encode",
+        "tilestream.plan.find.normalise",
+        "tilestream.plan.find.partition",
+        "tilestream.run.graphs.plan_graph",
+        "tilestream.run.graphs.Calls",
+        "tilestream.run.place.encode",
         "tilestream.run.prepare.cached_plan",
         "tilestream.run.prepare.executable",
         "tilestream.run.inductor.simplified",

@@ -14,11 +14,12 @@ from torch._inductor import config
 
 from tilestream.graph.gradients import GradientSite
 from tilestream.graph.region import Region
-from tilestream.graph.selection import Partition
+from tilestream.ir.pipeline import Pipeline
 from tilestream.options import Options
+from tilestream.plan import find
 from tilestream.plan.gradient_launches import GradientLaunch
 from tilestream.plan.planner import Candidate
-from tilestream.run import ahead, backward_chains, fallback, gradients, graphs, prepare
+from tilestream.run import ahead, backward_chains, fallback, gradients, prepare
 from tilestream.run.graphs import Compilation
 from tilestream.run.joint import Partitioner
 from tilestream.run.target import resolve
@@ -28,7 +29,9 @@ pytestmark = pytest.mark.usefixtures("fresh")
 
 def test_both_graphs_are_prepared_before_the_first_is_planned(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is prepared is what is planned later: else compilers would work for nothing."""
-    asked: list[tuple[str, list[object], int]] = []
+    begun: list[list[Pipeline]] = []
+    summed: list[int] = []
+    planned: list[Pipeline] = []
     cutting: list[bool] = []
     cut = Compilation.prepare
 
@@ -39,23 +42,27 @@ def test_both_graphs_are_prepared_before_the_first_is_planned(monkeypatch: pytes
         cutting.pop()
         assert before == [str(graph.graph) for graph in (forward, backward)], "the cut stays as it is"
 
-    def asking(_: Compilation, found: Partition, summed: Sequence[GradientSite]) -> list[GradientLaunch]:
-        asked.append(("ahead" if cutting else "planned", [r.program for r in found.regions], len(summed)))
+    def begin(regions: Sequence[Region], *_: object) -> None:
+        begun.extend([[r.program for r in regions]] if regions else [])
+
+    def begin_sums(sites: Sequence[GradientSite], *_: object) -> list[GradientLaunch]:
+        summed.append(len(sites))
         return []
 
     looked: list[bool] = []
-    find = graphs.find_regions
-    monkeypatch.setattr(graphs, "find_regions", lambda *a, **k: (looked.append(True), find(*a, **k))[1])
+    partition, plan = find.partition, prepare.planned
+    monkeypatch.setattr(find, "partition", lambda *a, **k: (looked.append(True), partition(*a, **k))[1])
+    monkeypatch.setattr(prepare, "planned", lambda r, *rest: (planned.append(r.program), plan(r, *rest))[1])
     monkeypatch.setattr(prepare, "measures", lambda *_: bool(cutting))
     monkeypatch.setattr(prepare, "Measurer", lambda *_: predicted)
     monkeypatch.setattr(Compilation, "prepare", prepared)
-    monkeypatch.setattr(Compilation, "_prepare", asking)
+    monkeypatch.setattr(ahead, "begin", begin)
+    monkeypatch.setattr(gradients, "prepare", begin_sums)
     module = nn.Sequential(nn.Linear(24, 40), nn.ReLU(), nn.Linear(40, 40), nn.ReLU(), nn.Linear(40, 8)).bfloat16()
     compiled(module)(torch.randn(130, 24).bfloat16()).float().square().mean().backward()
-    assert [when for when, *_ in asked] == ["ahead", "ahead", "planned", "planned"]
-    assert [programs for _, programs, _ in asked[:2]] == [programs for _, programs, _ in asked[2:]]
+    assert len(begun) == 2 and planned == [program for programs in begun for program in programs]
     assert len(looked) == 2, "what was found in a graph when it was cut is not looked for again"
-    assert all(programs for _, programs, _ in asked) and asked[1][2] == 3
+    assert summed == [3]
 
 
 def predicted(candidates: Sequence[Candidate]) -> list[float]:

@@ -20,17 +20,19 @@ from tilestream.apps.zoo import mlp
 from tilestream.graph.capture import capture
 from tilestream.graph.region import Region
 from tilestream.graph.selection import Partition, partition
-from tilestream.graph.tails import LIBRARY, tails
+from tilestream.graph.tails import LIBRARY, Tail, tails
 from tilestream.ir.pipeline import Pipeline
 from tilestream.kernels.fits import verify_on
-from tilestream.kernels.product.shared_tile import Tail, build
+from tilestream.kernels.product.shared_tile import Tail as Exchange
+from tilestream.kernels.product.shared_tile import build
 from tilestream.kernels.product.sharing import Middle
 from tilestream.options import Options
 from tilestream.plan import few_rows
 from tilestream.plan.analyse import analyse
+from tilestream.plan.find import Found
 from tilestream.plan.passes.share_tile import share_tile
 from tilestream.plan.planner import FALLBACK, Candidate, proposals
-from tilestream.plan.tails import promising
+from tilestream.plan.tails import all_promising, promising
 from tilestream.reference.mesh_machine import Moved, run_meshes
 from tilestream.reference.ops import FLOAT64
 from tilestream.run import ahead, prepare, timed_once
@@ -38,7 +40,7 @@ from tilestream.run import tails as run_tails
 from tilestream.run.backend import tilestream
 from tilestream.run.operator import REGION
 from tilestream.run.place import place
-from tilestream.run.spec import decode, encode, spec_of
+from tilestream.run.spec import decode
 from tilestream.run.target import Target
 
 aten = torch.ops.aten
@@ -102,7 +104,7 @@ def test_a_device_without_clusters_has_splits_without(rows: int) -> None:
     alone.store(alone.linear(alone.load("x", 4096), 256, "relu"))
     for program in (head(), alone.build()):
         splits = [recipe.split for recipe in few_rows.recipes(program, rows, a100, options)]
-        assert all(s.tail is not Tail.CLUSTER and s.middle is not Middle.DSM for s in splits)
+        assert all(s.tail is not Exchange.CLUSTER and s.middle is not Middle.DSM for s in splits)
     x = torch.empty(rows, 1024, dtype=torch.bfloat16, device="meta")
     with torch.no_grad():
         made = analyse(mlp([1024, 512, 256, 1], nn.ReLU).bfloat16().to("meta"), (x,), Options(device="a100"))
@@ -202,16 +204,17 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def test_a_region_starts_later_where_that_is_faster(
     measured: list[Any], tmp_path: Path, split_us: Any, later: bool, monkeypatch: pytest.MonkeyPatch, fresh: None
 ) -> None:
-    graph, found = regions([1024, 512, 256, 1], ROWS)
+    graph, part = regions([1024, 512, 256, 1], ROWS)
+    found = Found(part.cuts, part.exclusions, part.operators, graph, "inference")
     options = Options(cache_dir=str(tmp_path))
     measured[0] = split_us
     want = [[256, 1]] if later else [[512, 256, 1]]
-    shorter = run_tails.all_promising(found, options, HERE)
+    shorter = all_promising(found, options, H200)
     assert [layers(t.region) for t in shorter.values()] == [[256, 1]]
-    assert [layers(r) for r in run_tails.start_later(graph, found, shorter, options, HERE).regions] == want
+    assert [layers(r) for r in found.with_tails(run_tails.faster(found, shorter, options, HERE)).regions] == want
     measured[0] = 1e3 if later else 0.0  # the next process believes what this one has found
     monkeypatch.setattr(timed_once, "_choices", {})
-    (cut,) = run_tails.start_later(graph, found, shorter, options, HERE).cuts
+    (cut,) = found.with_tails(run_tails.faster(found, shorter, options, HERE)).cuts
     assert [layers(cut.region)] == want
     assert {*cut.nodes} <= {*graph.graph.nodes} and cut.region.name == found.regions[0].name
 
@@ -222,7 +225,7 @@ def test_the_graph_that_is_timed_has_the_librarys_epilogue(fresh: None) -> None:
     (tail,) = tails(region)
     values = arguments(region.graph)
     want = region.graph(*values)
-    made = run_tails._split(tail, spec_for(tail.region), Options())
+    made = run_tails.split(tail, pipeline_of(tail.region), Options(), "reference")
     (call,) = made.graph.find_nodes(op="call_function", target=REGION)
     assert len(made.graph.find_nodes(op="call_function", target=aten._addmm_activation.default)) == 1
     assert not made.graph.find_nodes(op="call_function", target=aten.relu.default)
@@ -237,13 +240,13 @@ def test_the_whole_graph_computes_the_same_with_a_region_that_starts_later(fresh
     (tail,) = tails(found.regions[0])
     cut = tail.within(graph.graph)
     assert cut is not None
-    (placed,) = place(graph, Partition((cut,), (), 0), spec_for)
-    assert layers(placed.region) == [32, 1] and len(graph.graph.find_nodes(op="call_function", target=REGION)) == 1
+    (placed,) = place(graph, Partition((cut,), (), 0), pipeline_of, "reference")
+    assert layers(placed) == [32, 1] and len(graph.graph.find_nodes(op="call_function", target=REGION)) == 1
     torch.testing.assert_close(graph(*values), want, rtol=0.05, atol=0.02)
 
 
-def spec_for(region: Region) -> str:
-    return encode(spec_of(region, share_tile(region.program, replace(HEAD, row_tiles=2)), "reference"))
+def pipeline_of(region: Region) -> Pipeline:
+    return share_tile(region.program, replace(HEAD, row_tiles=2))
 
 
 def arguments(graph: fx.GraphModule) -> list[torch.Tensor]:
@@ -255,11 +258,11 @@ def arguments(graph: fx.GraphModule) -> list[torch.Tensor]:
 def test_a_compilation_asks_for_it(measured: list[float], fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[list[int]] = []
 
-    def seen(owner: fx.GraphModule, found: Partition, later: Mapping[str, object], *_: object) -> Partition:
+    def seen(found: Partition, later: Mapping[str, object], *_: object) -> dict[str, Tail]:
         asked.extend([*layers(r), *later] for r in found.regions)
-        return found
+        return {}
 
-    monkeypatch.setattr(run_tails, "start_later", seen)
+    monkeypatch.setattr(run_tails, "faster", seen)
     model = mlp([96, 72, 32, 1], nn.ReLU).bfloat16().eval()
     with torch.no_grad():
         torch.compile(model, backend=tilestream, options={"target": "reference", "cache": False})(

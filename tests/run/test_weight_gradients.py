@@ -24,7 +24,7 @@ from tilestream.plan.parts import RegionAnalysis
 from tilestream.run import prepare
 from tilestream.run.call import RegionCall
 from tilestream.run.executable import plain
-from tilestream.run.gradients import spec
+from tilestream.run.spec import sums_spec
 
 ROWS = 130
 
@@ -216,7 +216,7 @@ def test_columns_between_those_that_are_read_stay() -> None:
 def test_a_call(build: Any) -> None:
     """By the reference machine, and by plain operators where no kernel can be built; a batch of no rows is zero."""
     (launch,) = launches(backward(24, 40))
-    call = RegionCall(spec(launch, launch.pipeline(get("h200")), "reference"), torch.device("cpu"), build)
+    call = RegionCall(sums_spec(launch, launch.pipeline(get("h200")), "reference"), torch.device("cpu"), build)
     dy, x = torch.randn(ROWS, 40).bfloat16(), torch.randn(ROWS, 24).bfloat16()
     weight, bias = call([dy, x])
     torch.testing.assert_close(weight, dy.t() @ x, rtol=0.02, atol=0.02)
@@ -225,7 +225,7 @@ def test_a_call(build: Any) -> None:
 
 def test_a_batch_of_no_rows() -> None:
     (launch,) = launches(backward(24, 40))
-    told = spec(launch, launch.pipeline(get("h200")), "reference")
+    told = sums_spec(launch, launch.pipeline(get("h200")), "reference")
     weight, bias = RegionCall(told, torch.device("cpu"))([torch.zeros(0, n).bfloat16() for n in (40, 24)])
     assert torch.equal(weight, torch.zeros(40, 24).bfloat16()) and torch.equal(bias, torch.zeros(40).bfloat16())
 

@@ -15,15 +15,12 @@ import torch
 from torch import Tensor, fx
 
 from tilestream import devices
-from tilestream.graph.capture import normalise
 from tilestream.graph.cut import Cutter
 from tilestream.graph.interaction import place_all
-from tilestream.graph.joint import narrow_products
 from tilestream.graph.live import peak
 from tilestream.graph.recompute import saved_bytes
-from tilestream.graph.row_sums import own_operands
 from tilestream.options import Options
-from tilestream.plan.regions import find_regions
+from tilestream.plan.find import find
 from tilestream.run.place import place
 
 Cut = Callable[..., tuple[fx.GraphModule, fx.GraphModule]]
@@ -69,12 +66,9 @@ def _streamed_peak(backward: fx.GraphModule) -> int:
     """The peak of a backward graph with calls in the place of its regions."""
     own = fx.GraphModule(backward, copy.deepcopy(backward.graph))
     own.meta = dict(backward.meta)
-    narrow_products(own.graph)
-    kept_out = own_operands(own.graph)
-    graph = normalise(own)
-    found, _ = find_regions(graph, Options(), devices.get("h200"), kept_out, training=True, backward=True)
-    place(graph, found, lambda region: region.name)
-    return peak(graph.graph)
+    found = find(own, "backward", Options(), devices.get("h200"))
+    place(found.graph, found, lambda region: region.program, "reference")
+    return peak(found.graph.graph)
 
 
 def _counted(

@@ -52,7 +52,7 @@ def refuse_random(workload: Workload) -> None:
     Raises:
         CaptureError: a module drops at random.
     """
-    from tilestream.plan.examine import changing_in_training
+    from tilestream.plan.hints import changing_in_training
 
     dropping = [name for name in changing_in_training(workload.module) if "Dropout" in name]
     if dropping:

@@ -16,9 +16,9 @@ from tilestream.graph.interaction import place_all
 from tilestream.options import Options
 from tilestream.plan import precision
 from tilestream.plan.analysis import Analysis
-from tilestream.plan.examine import of_graphs
 from tilestream.plan.gradient_launches import least_rows
 from tilestream.plan.interaction import TARGETS
+from tilestream.plan.predicted import of_graphs
 
 
 def analyse(

@@ -6,18 +6,16 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from torch import fx
+from torch import Tensor, fx
 
 from tilestream.devices import Device
 from tilestream.graph.convexity import Groups, successors
 from tilestream.graph.gradients import GradientSite, aliases, find_gradients, together
-from tilestream.graph.nodes import name
-from tilestream.graph.provenance import module_path
+from tilestream.graph.interaction import longer
 from tilestream.ir.pipeline import DTYPE_BYTES, Pipeline
 from tilestream.kernels.gradients.stationary.cost import cost
 from tilestream.options import Options
 from tilestream.plan.gradients import STRATEGY, Gradient, library_s, weight_gradients
-from tilestream.plan.parts import RegionAnalysis
 from tilestream.plan.planner import FALLBACK, Candidate, Plan, is_faster
 
 LEAST_ROWS = 4096
@@ -52,6 +50,34 @@ class GradientLaunch:
         for site, layer in zip(self.sites, self.layers, strict=True):
             found |= {layer.gradient: site.gradient, layer.input: site.input}
         return found
+
+    @property
+    def results(self) -> dict[str, fx.Node]:
+        """Results of the pipeline, in order, and the nodes that they stand for."""
+        found: dict[str, fx.Node] = {}
+        for site, layer in zip(self.sites, self.layers, strict=True):
+            found[layer.weight] = site.product
+            if site.total is not None:
+                found[layer.bias] = site.total
+        return found
+
+    @property
+    def current(self) -> GradientLaunch:
+        """The same launch with the operands that its products have by now."""
+        return replace(self, sites=tuple(site.current for site in self.sites))
+
+    def widened(self, node: fx.Node) -> Tensor:
+        """An operand as a launch takes it, of a width that bulk copies can address: itself, the matrix that it is cut
+        from, or with columns of zeros behind its own."""
+        fake = node.meta["val"]
+        rows, columns = fake.shape
+        wanted = padded(int(columns), self.layers[0].dtype)
+        if wanted == columns:
+            return fake
+        whole = longer(node)  # of gradients of its other columns nobody takes any
+        if whole is not None and whole.meta["val"].shape[1] == wanted:
+            return whole.meta["val"]
+        return fake.new_empty((rows, wanted))
 
     def pipeline(self, hardware: Device) -> Pipeline:
         """The stationary sums of all layers."""
@@ -111,20 +137,6 @@ def decided(launch: GradientLaunch, hardware: Device, ours: Candidate, other: Ca
     """
     chosen = ours if forced or is_faster(ours, other) else other
     return Plan("gradients", launch.rows, hardware.name, (ours, other), chosen)
-
-
-def analysis(launch: GradientLaunch, plan: Plan, graph: int = 0, prefix: str = "") -> RegionAnalysis:
-    """A launch as one of a model's regions."""
-    nodes = launch.nodes
-    pipeline = plan.candidates[0].pipeline
-    assert pipeline is not None
-    sources = tuple(dict.fromkeys(site.source for site in launch.sites if site.source))
-    flops = sum(2 * site.rows * site.out * site.k for site in launch.sites)
-    return RegionAnalysis(
-        prefix + launch.name, graph, launch.rows, tuple(map(name, nodes)), sources, pipeline, plan,
-        flops=flops, nodes=nodes, kind="weight gradients",
-        modules=tuple(dict.fromkeys(path for node in nodes if (path := module_path(node)))),
-    )  # fmt: skip
 
 
 def padded(columns: int, dtype: str) -> int:

@@ -8,8 +8,10 @@ from typing import Literal
 from torch import fx
 
 from tilestream.graph.capture import Kind
-from tilestream.graph.selection import Exclusion
+from tilestream.graph.selection import Cut, Exclusion
 from tilestream.ir.pipeline import Pipeline
+from tilestream.plan.gradient_launches import GradientLaunch
+from tilestream.plan.pairs import Pair
 from tilestream.plan.planner import Candidate, Plan
 
 
@@ -59,7 +61,8 @@ class RegionAnalysis:
     copies of its weights before each call, where they lie as no kernel reads them; in no prediction of a candidate.
     ``launches``: of a backward chain, the pipelines that run one after another; its candidate has the first.
     ``parts``: the region and the sums that it is of, which its fallback runs apart. ``alone``: nothing else of its
-    graph streams, so without its pipeline the graph is Inductor's as it is, ReLUs apart from products.
+    graph streams, so without its pipeline the graph is Inductor's as it is, ReLUs apart from products. ``of``: what was
+    found, and is planned here; like ``nodes`` it is gone from what is kept after a compilation.
     """
 
     name: str
@@ -78,6 +81,7 @@ class RegionAnalysis:
     launches: tuple[Pipeline, ...] = ()
     parts: tuple[RegionAnalysis, ...] = ()
     alone: bool = False
+    of: Cut | GradientLaunch | Pair | None = field(default=None, repr=False, compare=False)
 
     def pipelines(self, candidate: Candidate | None) -> tuple[Pipeline, ...]:
         """What a candidate runs, in order; nothing where it is the fallback."""
@@ -93,6 +97,10 @@ class RegionAnalysis:
         if self.plan is None or target != "reference" or self.plan.chosen.pipeline is not None:
             return self.plan.chosen if self.plan is not None else None
         return self.plan.best_pipeline() or self.plan.chosen
+
+    def running(self, target: str = "auto") -> tuple[Pipeline, ...]:
+        """The pipelines that run under option ``target``, in order."""
+        return self.pipelines(self.runs(target))
 
     def runner(self, target: str = "auto") -> str:
         """The strategy of the pipeline that runs; ``inductor`` where none does, ``eager`` where there are no rows."""

@@ -14,7 +14,7 @@ from tilestream.errors import TilestreamError
 from tilestream.graph.capture import Captured, capture
 from tilestream.graph.fake import fake_tensor, faked, twin
 from tilestream.plan.analysis import Alternative, Analysis
-from tilestream.plan.examine import of_graphs
+from tilestream.plan.predicted import of_graphs
 
 TF32 = 'torch.set_float32_matmul_precision("high")'
 BF16 = "model.bfloat16(), and x.bfloat16() for its inputs"

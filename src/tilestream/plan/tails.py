@@ -7,16 +7,12 @@ spreads over all of them, holds up the narrow ones behind it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
-from torch import fx
-
+from tilestream.announce import announce_failure
 from tilestream.devices import Device
-from tilestream.graph.nodes import computes, is_ours, name
-from tilestream.graph.provenance import source
 from tilestream.graph.region import Region
-from tilestream.graph.selection import Cut, Exclusion, Partition
-from tilestream.graph.tails import LIBRARY, Tail, tails
+from tilestream.graph.selection import Partition
+from tilestream.graph.tails import Tail, tails
 from tilestream.ir.pipeline import TILE_ROWS
 from tilestream.kernels.product.shared_tile import MOST_ROWS
 from tilestream.options import Options
@@ -27,25 +23,21 @@ PROMISING = 0.9
 """A region's way with a tail is timed if it is predicted to take at most this share of what the region takes."""
 
 
-def start_later(owner: fx.Graph, found: Partition, options: Options, device: Device) -> Partition:
-    """The partition of ``owner`` as it will probably run: every tail that promises to be faster in the place of its
-    region. On a GPU both are timed (``run.tails``)."""
-    cuts: list[Cut] = []
-    left: set[fx.Node] = set()
-    for cut in found.cuts:
-        tail = promising(cut.region, options, device)
-        shorter = tail.within(owner) if tail is not None else None
-        cuts.append(shorter or cut)
-        left |= {*cut.nodes} - {*cuts[-1].nodes}
-    inside = {node for cut in found.cuts for node in cut.nodes}
-    outside = iter(found.exclusions)
-    exclusions: list[Exclusion] = []
-    for node in (n for n in owner.nodes if n.op == "call_function" and computes(n) and not is_ours(n)):
-        if node in left:
-            exclusions.append(Exclusion(name(node), source(node), LIBRARY))
-        elif node not in inside:
-            exclusions.append(next(outside))
-    return replace(found, cuts=tuple(cuts), exclusions=tuple(exclusions))
+def all_promising(found: Partition, options: Options, device: Device) -> dict[str, Tail]:
+    """The tails that may run, by the names of their regions in an inference graph; none where nothing is timed."""
+    if not options.measure or options.strategy != "auto":
+        return {}
+    made = {region.name: _promising(region, options, device) for region in found.regions}
+    return {name: tail for name, tail in made.items() if tail is not None}
+
+
+def _promising(region: Region, options: Options, device: Device) -> Tail | None:
+    """``promising``; None where it fails."""
+    try:
+        return promising(region, options, device)
+    except Exception as failure:
+        announce_failure(f"{region.name} has no tail", failure)
+        return None
 
 
 def promising(region: Region, options: Options, device: Device) -> Tail | None:

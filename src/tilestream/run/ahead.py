@@ -57,7 +57,7 @@ def plan_as_built(
     """Plan regions and launches of gradients whose kernels are to be timed, those first that are built: others are
     compiled meanwhile.
 
-    What cannot be planned is left to ``prepare.pipeline_of`` and ``gradients.stream_gradients``, which say why.
+    What cannot be planned is left to ``plan_graph``, which says why.
     """
     wanted = list(_unplanned(regions, options, target))
     left = [_Job(region.name, made, partial(plan, region, options, target)) for region, made in wanted]

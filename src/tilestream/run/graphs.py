@@ -8,7 +8,8 @@ import logging
 import math
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import InitVar, asdict, dataclass, field, replace
+from dataclasses import InitVar, asdict, dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,25 +17,27 @@ from torch import Tensor, fx
 
 from tilestream.announce import announce, announce_failure
 from tilestream.errors import PlanError
-from tilestream.graph.capture import normalise
-from tilestream.graph.gradients import GradientSite
-from tilestream.graph.joint import narrow_products
+from tilestream.graph.capture import Kind
 from tilestream.graph.modules import copied
-from tilestream.graph.moved import Text, moved, text
 from tilestream.graph.region import Region
-from tilestream.graph.row_sums import own_operands
-from tilestream.graph.selection import Partition
+from tilestream.graph.selection import Cut, Partition
+from tilestream.graph.tails import Tail
 from tilestream.options import Options
 from tilestream.plan.cache import versions
+from tilestream.plan.chain_choice import is_unchecked
+from tilestream.plan.find import Found, find
 from tilestream.plan.gradient_launches import GradientLaunch
 from tilestream.plan.left_out import LeftOut, of_partition
-from tilestream.plan.planner import Plan
-from tilestream.plan.regions import find_regions
-from tilestream.run import ahead, gradients, prepare, tails
-from tilestream.run.backward_chains import join_chains
+from tilestream.plan.pairs import Pair
+from tilestream.plan.parts import RegionAnalysis
+from tilestream.plan.plan_graph import of_cut, plan_graph
+from tilestream.plan.planner import Candidate, Plan
+from tilestream.plan.tails import all_promising
+from tilestream.plan.turned import turned
+from tilestream.run import ahead, backward_chains, gradients, prepare, tails
+from tilestream.run.chain_calls import ChainCalls
 from tilestream.run.interaction import Choice, stream_interactions
-from tilestream.run.place import Placed, place
-from tilestream.run.spec import encode, spec_of
+from tilestream.run.place import Calls
 from tilestream.run.stopwatch import timed
 from tilestream.run.target import Target
 from tilestream.run.whole import Whole
@@ -46,7 +49,8 @@ log = logging.getLogger(__name__)
 class Compilation:
     """One compilation of a captured graph: inference, or forward and backward.
 
-    ``interactions`` are those of an inference graph; ``rewritten`` says that a joint graph had some.
+    ``plans`` are those of the calls that were placed last; ``interactions`` those of an inference graph; ``rewritten``
+    says that a joint graph had some.
 
     It lives as long as the compiled function, so it holds the user's tensors by weak references only.
 
@@ -59,14 +63,13 @@ class Compilation:
     target: Target
     inputs: InitVar[Sequence[Any]]
     patches: Mapping[str, Any] = field(default_factory=dict)
-    placed: list[Placed] = field(default_factory=list)
-    gradients: list[Plan] = field(default_factory=list)
+    plans: list[Plan] = field(default_factory=list)
     interactions: list[Choice] = field(default_factory=list)
     rewritten: bool = False
 
     def __post_init__(self, inputs: Sequence[Any]) -> None:
         self._planned = self.options
-        self._partitions: dict[bool, tuple[Text, Partition]] = {}  # by whether a graph is a backward graph
+        self._found: dict[Kind, Found] = {}  # in copies of the graphs that will be streamed
         self._sizes = [int(math.log(max(1, t.numel()), prepare.GROWTH)) for t in inputs if isinstance(t, Tensor)]
         self._inputs = [weakref.ref(t) if isinstance(t, Tensor) else (lambda: None) for t in inputs]
 
@@ -90,39 +93,42 @@ class Compilation:
         Raises:
             PlanError: with ``fallback=False``: an operator or a region cannot run as a pipeline.
         """
-        self.placed, self.gradients = [], []
+        self.plans = []
         backward, training = bool(kwargs.get("is_backward")), not kwargs.get("is_inference", False)
         if training:
             self._planned = self.options.with_(constant_weights=False)  # steps of training change them
         try:
             if not training:
                 self.interactions = stream_interactions(graph, False, self.options, self.target)
-            found, summed = self._found(graph, backward, training)
-            self._announce(graph, found, backward)
+            with timed("regions"):
+                kind: Kind = "backward" if backward else "forward" if training else "inference"
+                known = self._found.pop(kind, None)
+                found = find(graph, kind, self.options, self.target.hardware, known)
+            self._announce(found)
             with timed("planning"):
-                self._prepare(found, summed)
-                later = {} if training else tails.all_promising(found, self._planned, self.target)
+                if known is None:
+                    self._begin(found)
+                later = {} if training else self._tails(found)
                 shorter = [tail.region for tail in later.values()]
                 ahead.begin(shorter, self._planned, self.target)
                 ahead.plan_as_built([*found.regions, *shorter], self._planned, self.target)
-                found = tails.start_later(graph, found, later, self._planned, self.target)
-                before = len(prepare.analyses())
-                self.placed = place(graph, found, self._spec_for)
+                found = found.with_tails(tails.faster(found, later, self._planned, self.target))
+                plans = Measured(self._planned, self.target)
+                made = plan_graph(found, plans, self.target.hardware, self.target.kind)
+                prepare.note(made)
             # Why another region is left, one that could not be planned or built, is said of each.
-            if left := sum(prepare.prefers_fallback(a, self.target) for a in prepare.analyses()[before:]):
+            if left := sum(prepare.prefers_fallback(a, self.target) for a in made if a.kind == "region"):
                 announce(
                     f"{left} of {len(found.regions)} regions go to Inductor, which is as fast there. "
                     "tilestream.explain(model, *inputs) tells all"
                 )
-            if backward:
-                self.gradients = gradients.stream_gradients(graph, self.options, self.target)
-                self.gradients += join_chains(graph, self.options, self.target)
+            self._place(graph, made)
         except Exception as failure:
             if not self.options.fallback:
                 raise
             announce_failure("the graph goes to Inductor", failure)
             return False
-        return bool(self.placed or self.gradients or self.interactions or self.rewritten)
+        return bool(self.plans or self.interactions or self.rewritten)
 
     def stream_joint(self, graph: fx.GraphModule) -> None:
         """Put our operators in the place of the interactions of a joint graph, before it is cut."""
@@ -139,13 +145,14 @@ class Compilation:
         self._planned = self.options.with_(constant_weights=False)
         regions: list[Region] = []
         launches: list[GradientLaunch] = []
-        for graph, is_backward in ((forward, False), (backward, True)):
+        kinds: tuple[Kind, Kind] = ("forward", "backward")
+        for graph, kind in zip((forward, backward), kinds, strict=True):
             try:
-                own = copied(graph)
-                found, summed = self._found(own, is_backward, training=True)
-                self._partitions[is_backward] = text(own.graph), found
+                with timed("regions"):
+                    found = find(copied(graph), kind, self.options, self.target.hardware)
+                self._found[kind] = found
                 with timed("planning"):
-                    launches += self._prepare(found, summed)
+                    launches += self._begin(found)
                 regions += found.regions
             except Exception as failure:
                 log.debug("nothing to prepare; streaming the graph will say why", exc_info=failure)
@@ -164,7 +171,7 @@ class Compilation:
 
         Interactions of training are in both.
         """
-        if self.rewritten and not (self.placed or self.gradients):
+        if self.rewritten and not self.plans:
             return compiled(streamed)
         return self._whole().choose(streamed, plain, compiled, inputs, kwargs)
 
@@ -173,69 +180,95 @@ class Compilation:
         self._whole().note(training)
 
     def _whole(self) -> Whole:
-        plans = [prepare.plan(p.region, self._planned, self.target) for p in self.placed]
         originals = [known() for known in self._inputs]
-        launches = [*plans, *self.gradients]
         beside_us = sum(made.gain_us for made in self.interactions)
-        return Whole(self.options, self.target, self.patches, launches, originals, beside_us)
+        return Whole(self.options, self.target, self.patches, self.plans, originals, beside_us)
 
-    def _found(self, graph: fx.GraphModule, backward: bool, training: bool) -> tuple[Partition, list[GradientSite]]:
-        """The regions of a graph, which is brought into its normal form, and its weight gradients; none of those where
-        the graph was prepared, and all their kernels are begun.
-        """
-        if backward and narrow_products(graph.graph):
-            graph.recompile()
-        with timed("regions"):
-            kept_out, hardware = own_operands(graph.graph) if backward else {}, self.target.hardware
-            normal = normalise(graph)
-            before, prepared = self._partitions.pop(backward, ((), None))
-            if prepared is not None and before == text(normal.graph):
-                return moved(prepared, normal.graph), []
-            return find_regions(normal, self.options, hardware, kept_out, training=training, backward=backward)
-
-    def _prepare(self, found: Partition, summed: Sequence[GradientSite]) -> list[GradientLaunch]:
+    def _begin(self, found: Found) -> list[GradientLaunch]:
         """Begin to compile the kernels that will be timed; the launches of gradients among them."""
         if not prepare.measures(self.options, self.target):
             return []
         ahead.begin(found.regions, self._planned, self.target)
-        if not summed:
+        if not found.sites:
             return []
         # Sums share a launch with those of the same region, which is an operator to them only if it comes to run.
-        cuts = tuple(cut for cut in found.cuts if ahead.may_run(cut.region, self._planned, self.target))
-        return gradients.prepare(summed, replace(found, cuts=cuts), self.options, self.target)
+        cuts = [cut for cut in found.cuts if ahead.may_run(cut.region, self._planned, self.target)]
+        return gradients.prepare(found.sites, cuts, self.options, self.target)
 
-    def _spec_for(self, region: Region) -> str | None:
-        """What the operator is told of a region; None where Inductor runs it, which is announced."""
-        if region.device.type != self.target.device.type:
-            announce(f"{region.name} goes to Inductor: its tensors are on {region.device}")
-            return None
-        pipeline = prepare.pipeline_of(region, self._planned, self.target)
-        if pipeline is None:
-            return None
-        try:
-            return encode(spec_of(region, pipeline, self.target.kind, self._planned.constant_weights))
-        except Exception as failure:
-            if not self.options.fallback:
-                raise
-            announce_failure(f"{region.name} goes to Inductor", failure)
-            return None
+    def _tails(self, found: Found) -> dict[str, Tail]:
+        """The tails that may run; none where nothing is timed."""
+        if not prepare.measures(self.options, self.target):
+            return {}
+        return all_promising(found, self._planned, self.target.hardware)
 
-    def _announce(self, graph: fx.GraphModule, found: Partition, backward: bool) -> None:
+    def _place(self, graph: fx.GraphModule, made: Sequence[RegionAnalysis]) -> None:
+        """Put calls in the place of what runs. An exception of ours costs the part, and is announced."""
+        calls = Calls(graph)
+        for each in made:
+            if not (running := each.running(self.target.kind)):
+                continue
+            try:
+                if isinstance(each.of, Pair):
+                    calls.of_chain(ChainCalls(each.of, self.target.kind))
+                elif isinstance(each.of, GradientLaunch):
+                    calls.of_sums(each.of, running[0], self.target.kind)
+                elif each.of is not None:
+                    calls.of_region(each.of, running[0], self.target.kind, self._planned.constant_weights)
+            except Exception as failure:
+                if not self.options.fallback:
+                    raise
+                announce_failure(f"{each.name} goes to Inductor", failure)
+                continue
+            self.plans += [a.plan for a in (*each.parts, each) if a.plan is not None]
+        calls.settle()
+
+    def _announce(self, found: Found) -> None:
         log.info("%d of %d operators in %d regions", covered(found), found.operators, len(found.regions))
         if found.exclusions and not self.options.fallback:
             first = found.exclusions[0]
             raise PlanError(f"{first.op} at {first.source or '?'}: {first.reason}", "allow fallback=True")
-        if found.exclusions and not backward:  # backward graphs repeat the lines of their forward ones
-            announce(summary(found, self._left_out(graph, found)))
+        if found.exclusions and found.kind != "backward":  # which repeats the lines of its forward graph
+            announce(summary(found, self._left_out(found)))
         _trace(found)
 
-    def _left_out(self, graph: fx.GraphModule, found: Partition) -> LeftOut | None:
+    def _left_out(self, found: Found) -> LeftOut | None:
         """What stays out, by its time; None where that is not known: the line then names the first operator."""
         try:
             tf32 = torch.get_float32_matmul_precision() != "highest"
-            return of_partition(graph.graph, found, self.target.hardware, tf32)
+            return of_partition(found.graph.graph, found, self.target.hardware, tf32)
         except Exception as failure:
             announce_failure("the time of what goes to Inductor is not known", failure)
+            return None
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Plans by measurement where the target is a GPU (``plan_graph.Plans``). An exception of ours costs the part."""
+
+    options: Options
+    target: Target
+
+    def region(self, cut: Cut) -> RegionAnalysis:
+        plan, problem = prepare.planned(cut.region, self.options, self.target)
+        return of_cut(cut, plan, problem, turned(cut.region, self.options).us)
+
+    def sums(self, launch: GradientLaunch) -> Plan | None:
+        where = launch.sites[0].source or "no source line"
+        return self._planned(partial(gradients.plan, launch), f"weight gradients ({where}) go to Inductor")
+
+    def chain(self, pair: Pair, apart: Sequence[Candidate]) -> Plan | None:
+        if self.target.kind == "cuda" and is_unchecked(pair.joined):
+            return None
+        return self._planned(partial(backward_chains.plan, pair), "a region and its weights' gradients stay apart")
+
+    def _planned(self, plan: Callable[[Options, Target], Plan], instead: str) -> Plan | None:
+        try:
+            with prepare.kernels_kept(self.options, self.target):
+                return plan(self.options, self.target)
+        except Exception as failure:
+            if not self.options.fallback:
+                raise
+            announce_failure(instead, failure)
             return None
 
 

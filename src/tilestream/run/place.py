@@ -1,82 +1,193 @@
-"""Puts a call of ``tilestream::region`` in the place of every region of a graph."""
+"""Calls of ``tilestream::region`` in the place of regions, sums of gradients and backward chains of a graph."""
 
 from __future__ import annotations
 
 import logging
 import operator
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
 
 import sympy
 import torch
-from torch import fx
+from torch import Tensor, fx
 
+from tilestream.graph.interaction import longer
+from tilestream.graph.nodes import aten
 from tilestream.graph.pixels import from_pixels
 from tilestream.graph.region import Region
 from tilestream.graph.selection import Cut, Partition
 from tilestream.graph.settled import settle
 from tilestream.graph.views import join_maxima
+from tilestream.ir.dtypes import TORCH_DTYPES
+from tilestream.ir.pipeline import Pipeline
+from tilestream.plan.gradient_launches import GradientLaunch
+from tilestream.run.chain_calls import ChainCalls
 from tilestream.run.operator import REGION
+from tilestream.run.spec import RegionSpec, encode, spec_of, sums_spec
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Placed:
-    """A region that is now a call: ``spec`` is the operator's argument."""
-
-    region: Region
-    spec: str
-
-
-def place(owner: fx.GraphModule, found: Partition, spec_for: Callable[[Region], str | None]) -> list[Placed]:
-    """Replace, in ``owner``, every region that has a spec by one call; what is left is in a legal order.
+def place(
+    owner: fx.GraphModule,
+    found: Partition,
+    pipeline_of: Callable[[Region], Pipeline | None],
+    kind: str,
+    constant: bool = False,
+) -> list[Region]:
+    """Replace, in ``owner``, every region that has a pipeline by one call; what is left is in a legal order.
 
     Args:
         found: the partition of ``owner``.
-        spec_for: the operator's argument for a region (``run.spec.encode``); None leaves it to Inductor.
-    """
+        kind, constant: as ``RegionSpec`` has them.
 
-    by_name = {n.name: n for n in owner.graph.nodes}
-    placed: list[Placed] = []
-    doomed: list[fx.Node] = []
+    Returns:
+        The regions that are calls now.
+    """
+    calls = Calls(owner)
+    placed: list[Region] = []
     for cut in found.cuts:
-        region = with_sizes(cut.region, owner)
-        spec = spec_for(region)
-        if spec is None:
-            continue
-        _insert(owner.graph, cut, region, spec, by_name)
-        doomed += cut.nodes
-        placed.append(Placed(region, spec))
-    if placed:
-        for node in reversed(doomed):
-            if not node.users:
-                owner.graph.erase_node(node)
-        join_maxima(owner.graph)
-        from_pixels(owner.graph)
-        settle(owner, sort=True)
-    log.info("%d regions are calls, %d of them different", len(placed), len({p.spec for p in placed}))
+        pipeline = pipeline_of(cut.region)
+        if pipeline is not None:
+            placed.append(calls.of_region(cut, pipeline, kind, constant))
+    calls.settle()
     return placed
 
 
-def _insert(graph: fx.Graph, cut: Cut, region: Region, spec: str, by_name: dict[str, fx.Node]) -> None:
-    """Insert the call where the region's last node stands; users that stand before it are sorted behind it later.
+class Calls:
+    """Puts calls in the place of parts of a graph, which then has to be settled.
 
-    No operator that mutates lies between two nodes of a region, so the call lies on their side of each.
+    A call stands where the last node of its part stands; users that stand before it are sorted behind it later. No
+    operator that mutates lies between two nodes of a region, so the call lies on their side of each.
     """
-    arguments = [by_name[name] for name in region.arguments]
-    tensors = [a for a in arguments if isinstance(a.meta["val"], torch.Tensor)]
-    sizes = [a for a in arguments if not isinstance(a.meta["val"], torch.Tensor)]
-    with graph.inserting_before(cut.nodes[-1]):
-        call = graph.call_function(REGION, (tensors, sizes, spec))
-        last = cut.outputs[-1]
-        call.meta = {"val": [o.meta["val"] for o in cut.outputs], "stack_trace": last.meta.get("stack_trace")}
-        inside = frozenset(cut.nodes)
-        for index, output in enumerate(cut.outputs):
-            part = graph.call_function(operator.getitem, (call, index))
-            part.meta = dict(output.meta)
-            output.replace_all_uses_with(part, delete_user_cb=lambda user: user not in inside)
-            by_name[output.name] = part
+
+    def __init__(self, owner: fx.GraphModule) -> None:
+        self._owner, self._graph = owner, owner.graph
+        self._now = {n.name: n for n in owner.graph.nodes}
+        self._replaced: list[fx.Node] = []
+        self._specs: list[str] = []
+
+    def of_region(self, cut: Cut, pipeline: Pipeline, kind: str, constant: bool = False) -> Region:
+        """One call in the place of a region, which gets an argument for each size that its results need.
+
+        Args:
+            constant: as ``RegionSpec`` has it.
+
+        Raises:
+            PlanError: as ``spec_of``.
+        """
+        region = with_sizes(cut.region, self._owner)
+        spec = encode(spec_of(region, pipeline, kind, constant))
+        arguments = [self._now[name] for name in region.arguments]
+        with self._graph.inserting_before(cut.nodes[-1]):
+            made = self._call(arguments, spec, [o.meta["val"] for o in cut.outputs], cut.outputs[-1])
+            self._instead(dict(zip(cut.outputs, made, strict=True)), cut.nodes)
+        return region
+
+    def of_sums(self, launch: GradientLaunch, pipeline: Pipeline, kind: str) -> None:
+        """One call in the place of weight gradients, each with its bias's."""
+        spec = sums_spec(launch, pipeline, kind)
+        last = launch.sites[-1].product
+        with self._graph.inserting_before(last):
+            operands = self._operands(launch, launch.operands)
+            made = self._call(operands, encode(spec), results_like(spec, last.meta["val"]), last)
+            self._instead(dict(zip(launch.results.values(), made, strict=True)), launch.nodes)
+
+    def of_chain(self, chain: ChainCalls) -> None:
+        """Calls one after another in the place of a region and its sums."""
+        cut, launch = chain.pair.cut, chain.pair.launch
+        own = {r.tensor: node for r, node in zip(cut.region.results, cut.outputs, strict=True)}
+        results = launch.results | {name: own[name] for name in chain.pair.wanted}
+        have: dict[str, fx.Node] = {}
+        last = launch.sites[-1].product
+        with self._graph.inserting_before(last):
+            given = [self._now[name] for name in cut.region.arguments]
+            given += self._operands(launch, chain.pair.beside)
+            for spec, takes in chain.calls:
+                taken = [given[n] if isinstance(n, int) else have[n] for n in takes]
+                fakes = results_like(spec, last.meta["val"], {n: own[n].meta["val"] for n in chain.pair.wanted})
+                made = self._call(taken, encode(spec), fakes, last)
+                have |= {r.tensor: node for r, node in zip(spec.results, made, strict=True)}
+            self._instead({node: have[name] for name, node in results.items()}, (*cut.nodes, *launch.nodes))
+
+    def settle(self) -> None:
+        """Bring the graph into a legal order, without what nobody reads any more."""
+        if self._specs:
+            for node in reversed(self._replaced):
+                if not node.users:
+                    self._graph.erase_node(node)
+            join_maxima(self._graph)
+            from_pixels(self._graph)
+            settle(self._owner, sort=True)
+        log.info("%d calls are placed, %d of them different", len(self._specs), len({*self._specs}))
+
+    def _call(self, given: Sequence[fx.Node], spec: str, made: Sequence[Tensor], like: fx.Node) -> list[fx.Node]:
+        """A call with tensors and sizes as ``given``, and its results; these are like ``made``."""
+        tensors = [a for a in given if isinstance(a.meta["val"], Tensor)]
+        sizes = [a for a in given if not isinstance(a.meta["val"], Tensor)]
+        call = self._graph.call_function(REGION, (tensors, sizes, spec))
+        call.meta = {"val": list(made), "stack_trace": like.meta.get("stack_trace")}
+        results = [self._graph.call_function(operator.getitem, (call, index)) for index in range(len(made))]
+        for result, fake in zip(results, made, strict=True):
+            result.meta = {"val": fake}
+        self._specs.append(spec)
+        return results
+
+    def _operands(self, launch: GradientLaunch, wanted: Collection[str]) -> list[fx.Node]:
+        """What a launch reads, as it is in the graph by now."""
+        return [self._wide(node, launch) for name, node in launch.current.operands.items() if name in wanted]
+
+    def _wide(self, node: fx.Node, launch: GradientLaunch) -> fx.Node:
+        """``node`` with further columns up to a width that bulk copies can address: those it is cut from, or zeros."""
+        fake = launch.widened(node)
+        if fake is node.meta["val"]:
+            return node
+        whole = longer(node)
+        if whole is not None and whole.meta["val"] is fake:
+            return whole
+        more = fake.shape[1] - node.meta["val"].shape[1]
+        return self._step(aten.constant_pad_nd.default, node, [0, more], 0.0, val=fake)
+
+    def _instead(self, made: Mapping[fx.Node, fx.Node], nodes: Sequence[fx.Node]) -> None:
+        """Users of the keys that are none of ``nodes`` get the values."""
+        inside = frozenset(nodes)
+        for node, result in made.items():
+            part = result if result.meta["val"] is node.meta["val"] else self._shaped(result, node.meta["val"])
+            part.meta = {**node.meta, "val": part.meta["val"]}
+            node.replace_all_uses_with(part, delete_user_cb=lambda user: user not in inside)
+            self._now[node.name] = part
+        self._replaced += nodes
+
+    def _shaped(self, part: fx.Node, wanted: Tensor) -> fx.Node:
+        """A call's result, cut to the size of a gradient, and in its shape."""
+        have, shape = list(part.meta["val"].shape), [int(n) for n in wanted.shape]
+        want = shape[len(shape) - len(have) :]  # without dimensions that a sum keeps
+        for dim, (size, most) in enumerate(zip(have, want, strict=True)):
+            if size != most:
+                part = self._step(aten.slice.Tensor, part, dim, 0, most)
+        if have != want:
+            part = self._step(aten.clone.default, part, memory_format=torch.contiguous_format)
+        if want != shape:
+            part = self._step(aten.reshape.default, part, shape)
+        return part
+
+    def _step(self, target: Any, node: fx.Node, *args: Any, val: Tensor | None = None, **keywords: Any) -> fx.Node:
+        step = self._graph.call_function(target, (node, *args), keywords)
+        made = target(node.meta["val"], *args, **keywords) if val is None else val
+        step.meta = {"val": made, "stack_trace": node.meta.get("stack_trace")}
+        return step
+
+
+def results_like(spec: RegionSpec, like: Tensor, known: Mapping[str, Tensor] = MappingProxyType({})) -> list[Tensor]:
+    """Fake results of a call whose sizes are all known; ``known`` are some of them, by their names."""
+    return [
+        known[r.tensor]
+        if r.tensor in known
+        else like.new_empty([int(n) for n in r.shape], dtype=TORCH_DTYPES[spec.pipeline.tensor(r.tensor).dtype])
+        for r in spec.results
+    ]
 
 
 def with_sizes(region: Region, owner: fx.GraphModule) -> Region:

@@ -5,18 +5,21 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
-from tilestream.announce import announce_failure, first_line
+from tilestream.announce import announce, announce_failure, first_line
 from tilestream.devices import Device
 from tilestream.errors import PlanError, TilestreamError
 from tilestream.graph.region import Region
 from tilestream.ir.pipeline import Pipeline
 from tilestream.ir.taps import pictures
 from tilestream.options import Options
-from tilestream.plan import few_rows, regions
+from tilestream.plan import few_rows, find
 from tilestream.plan.cache import cached_plan
+from tilestream.plan.find import LONE, NO_ROWS
 from tilestream.plan.parts import RegionAnalysis
 from tilestream.plan.planner import Candidate, Measure, Plan, summary, without
 from tilestream.plan.turned import turned
@@ -34,9 +37,10 @@ _plans: dict[_Key, list[Plan]] = {}
 _analyses: list[RegionAnalysis] = []
 
 
-def note(analysis: RegionAnalysis) -> None:
-    """Add to what ``analyses`` tells."""
-    _analyses.append(analysis)
+def note(made: Sequence[RegionAnalysis]) -> None:
+    """Add to what ``analyses`` tells; not the user's graph with its tensors."""
+    for each in made:
+        _analyses.extend(replace(a, nodes=(), parts=(), of=None) for a in (*each.parts, each))
 
 
 def analyses() -> list[RegionAnalysis]:
@@ -102,7 +106,7 @@ def _serves(p: Plan, region: Region) -> bool:
 
 def is_lone(region: Region, options: Options, target: Target) -> bool:
     """Whether a region is left to a library; never on the reference machine, which was asked for."""
-    return target.kind == "cuda" and regions.is_lone(region, options)
+    return target.kind == "cuda" and find.is_lone(region, options)
 
 
 def choose(found: Plan, target: Target) -> Candidate:
@@ -123,24 +127,27 @@ def choose(found: Plan, target: Target) -> Candidate:
 def prefers_fallback(analysis: RegionAnalysis, target: Target) -> bool:
     """Whether a region was left to Inductor, or to a library, since that is as fast; not where it had no choice."""
     if analysis.problem or analysis.plan is None:
-        return analysis.problem == regions.LONE
+        return analysis.problem == LONE
     return choose(analysis.plan, target).pipeline is None
 
 
-def pipeline_of(region: Region, options: Options, target: Target) -> Pipeline | None:
-    """The pipeline that runs a region, built and ready; ``None`` if Inductor runs it.
+def planned(region: Region, options: Options, target: Target) -> tuple[Plan | None, str]:
+    """The plan of a region, whose pipeline, if it has one, is built and ready; or why there is none.
 
     What cannot be planned or built is announced, whatever the exception; with ``fallback=False`` it is an error.
 
     Raises:
         TilestreamError: with ``fallback=False``: why the region cannot run as a pipeline.
     """
-    found: Plan | None = None
+    if region.device.type != target.device.type:
+        why = f"its tensors are on {region.device}"
+        announce(f"{region.name} goes to Inductor: {why}")
+        return None, why
     if region.rows == 0:
-        return None  # nothing to plan for: every result is empty
+        return None, NO_ROWS
     if is_lone(region, options, target):
-        _analyses.append(_analysis(region, None, regions.LONE))
-        return None
+        return None, LONE
+    found: Plan | None = None
     place = f"{region.name} ({region.sources[0] if region.sources else 'no source line'})"
     try:
         with kernels_kept(options, target):
@@ -152,12 +159,10 @@ def pipeline_of(region: Region, options: Options, target: Target) -> Pipeline | 
         if not options.fallback:
             raise
         announce_failure(f"{place} goes to Inductor", failure)
-        _analyses.append(_analysis(region, found, first_line(failure)))
-        return None
+        return found, first_line(failure)
     if pipeline is None:
         log.info("%s goes to Inductor: it is the fastest (%s)", place, summary(found))
-    _analyses.append(_analysis(region, found))
-    return pipeline
+    return found, ""
 
 
 def built_plan(region: Region, options: Options, target: Target) -> Plan:
@@ -184,7 +189,3 @@ def built_plan(region: Region, options: Options, target: Target) -> Plan:
         key = _key(region, options, target)
         _plans[key] = [found if p is made else p for p in _plans.get(key, ())]
     return found
-
-
-def _analysis(region: Region, found: Plan | None, problem: str = "") -> RegionAnalysis:
-    return RegionAnalysis(region.name, 0, region.rows, region.operators, region.sources, region.program, found, problem)

@@ -20,9 +20,10 @@ from torch.utils._sympy.printers import PythonPrinter
 
 from tilestream.errors import CacheError, PlanError
 from tilestream.graph.region import Operand, Region
-from tilestream.ir.dtypes import ELEMENT_DTYPES
-from tilestream.ir.pipeline import Pipeline
+from tilestream.ir.dtypes import ELEMENT_DTYPES, TORCH_DTYPES
+from tilestream.ir.pipeline import Pipeline, Role
 from tilestream.ir.serialise import pipeline_from_json, pipeline_to_json
+from tilestream.plan.gradient_launches import GradientLaunch
 
 FORMAT = 1
 TENSOR, SIZE = "tensor", "size"
@@ -104,6 +105,25 @@ def spec_of(region: Region, pipeline: Pipeline, target: str, constant: bool = Fa
         sizes=tuple((index, dim) for _, index, dim in region.symbols),
         layouts=layouts if static and not region.symbols else (),
         constant=constant,
+    )
+
+
+def sums_spec(launch: GradientLaunch, pipeline: Pipeline, kind: str) -> RegionSpec:
+    """What the operator is told of a launch: arguments are the operands, each once, in order."""
+    names, nodes = list(launch.operands), list(launch.operands.values())
+    dtype = TORCH_DTYPES[launch.layers[0].dtype]
+    widths = {t.name: t.features for t in pipeline.by_role(Role.INPUT)}
+    rows = [node.meta["val"].shape[0] for node in nodes]
+    static = all(isinstance(n, int) for n in rows)
+    return RegionSpec(
+        target=kind,
+        pipeline=pipeline,
+        arguments=(TENSOR,) * len(names),
+        inputs=tuple(Operand(tensor, index, (), dtype) for index, tensor in enumerate(names)),
+        parameters=(),
+        results=tuple(ResultSpec(t.name, t.shape) for t in pipeline.by_role(Role.OUTPUT)),
+        sizes=(),
+        layouts=tuple(((n, widths[t]), (widths[t], 1)) for n, t in zip(rows, names, strict=True)) if static else (),
     )
 
 

@@ -8,23 +8,22 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from torch import fx
 
 from tilestream.announce import announce_failure
 from tilestream.graph.region import Region
-from tilestream.graph.selection import Cut, Partition
+from tilestream.graph.selection import Partition
 from tilestream.graph.tails import Tail
+from tilestream.ir.pipeline import Pipeline
 from tilestream.options import Options
 from tilestream.plan import cache
 from tilestream.plan.planner import FALLBACK, Candidate
-from tilestream.plan.tails import promising
 from tilestream.plan.turned import turned
 from tilestream.run import early_launches, epilogues, prepare
 from tilestream.run.measure import Measurer
 from tilestream.run.place import place
-from tilestream.run.spec import encode, spec_of
 from tilestream.run.target import Target
 from tilestream.run.timed_once import Choice, choose
 
@@ -41,39 +40,19 @@ class Kind:
     left: int
 
 
-def all_promising(found: Partition, options: Options, target: Target) -> dict[str, Tail]:
-    """The tails that may run, by the names of their regions in an inference graph; none where nothing is timed."""
-    if not prepare.measures(options, target) or options.strategy != "auto":
-        return {}
-    made = {region.name: _promising(region, options, target) for region in found.regions}
-    return {name: tail for name, tail in made.items() if tail is not None}
-
-
-def start_later(
-    owner: fx.GraphModule, found: Partition, later: Mapping[str, Tail], options: Options, target: Target
-) -> Partition:
-    """The partition of ``owner``, whose regions are planned, with the tails of ``later`` that are faster behind a
-    library's products in the place of their regions. What goes wrong here costs a region no more than its tail."""
-    cuts: list[Cut] = []
-    for cut in found.cuts:
-        shorter, tail = None, later.get(cut.region.name)
+def faster(found: Partition, later: Mapping[str, Tail], options: Options, target: Target) -> dict[str, Tail]:
+    """Those of ``later`` that are faster behind a library's products than their regions, which are planned. What goes
+    wrong here costs a region no more than its tail."""
+    made: dict[str, Tail] = {}
+    for region in found.regions:
+        tail = later.get(region.name)
         try:
             with prepare.kernels_kept(options, target):
-                if tail is not None and _is_faster(cut.region, tail, options, target):
-                    shorter = tail.within(owner.graph)
+                if tail is not None and _is_faster(region, tail, options, target):
+                    made[region.name] = tail
         except Exception as failure:
-            announce_failure(f"{cut.region.name} starts where it did", failure)
-        cuts.append(cut if shorter is None else shorter)
-    return replace(found, cuts=tuple(cuts))
-
-
-def _promising(region: Region, options: Options, target: Target) -> Tail | None:
-    """``promising``; None where it fails."""
-    try:
-        return promising(region, options, target.hardware)
-    except Exception as failure:
-        announce_failure(f"{region.name} has no tail", failure)
-        return None
+            announce_failure(f"{region.name} starts where it did", failure)
+    return made
 
 
 def _is_faster(region: Region, tail: Tail, options: Options, target: Target) -> bool:
@@ -88,23 +67,25 @@ def _timed(region: Region, tail: Tail, options: Options, target: Target) -> Choi
     pipeline = prepare.built_plan(tail.region, options, target).chosen.pipeline
     if pipeline is None:
         return NEVER
-    spec = encode(spec_of(tail.region, pipeline, target.kind, options.constant_weights))
-    split = Candidate(FALLBACK, None, None, detail=f"{tail.left} layers by a library, {pipeline.strategy} behind")
+    behind = Candidate(FALLBACK, None, None, detail=f"{tail.left} layers by a library, {pipeline.strategy} behind")
     measure = Measurer(
-        region, target, constant=options.constant_weights, graphs={split.detail: _split(tail, spec, options)}
+        region,
+        target,
+        constant=options.constant_weights,
+        graphs={behind.detail: split(tail, pipeline, options, target.kind)},
     )
     chosen = prepare.plan(region, options, target).chosen
-    whole_us, split_us = measure([chosen, split])
-    log.info("%s: %s takes %s us, %s %s us", region.name, chosen.name, whole_us, split.detail, split_us)
+    whole_us, split_us = measure([chosen, behind])
+    log.info("%s: %s takes %s us, %s %s us", region.name, chosen.name, whole_us, behind.detail, split_us)
     if isinstance(split_us, Exception):
         return NEVER
     return Choice(split_us, math.inf if isinstance(whole_us, Exception) else whole_us)
 
 
-def _split(tail: Tail, spec: str, options: Options) -> fx.GraphModule:
+def split(tail: Tail, pipeline: Pipeline, options: Options, kind: str) -> fx.GraphModule:
     """The region's graph as the whole graph would have it: libraries' products with their ReLUs, then the tail's call,
     whose kernel starts early."""
-    place(tail.graph, tail.part, lambda _: spec)
+    place(tail.graph, tail.part, lambda _: pipeline, kind, options.constant_weights)
     epilogues.fuse(tail.graph, {})
     early_launches.start_early(tail.graph, options)
     return tail.graph

@@ -1,0 +1,97 @@
+"""What is found in one graph, whether it is compiled or explained: regions, weight gradients, and what stays out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from torch import fx
+
+from tilestream.devices import Device
+from tilestream.graph.capture import Kind, normalise
+from tilestream.graph.cut import spared_for
+from tilestream.graph.gradients import GradientSite
+from tilestream.graph.joint import narrow_products
+from tilestream.graph.moved import moved, text
+from tilestream.graph.nodes import computes, is_ours, name
+from tilestream.graph.pixels import to_pixels
+from tilestream.graph.provenance import source
+from tilestream.graph.region import Region
+from tilestream.graph.row_sums import own_operands
+from tilestream.graph.selection import Exclusion, Partition, partition
+from tilestream.graph.tails import LIBRARY, Tail
+from tilestream.options import Options
+from tilestream.plan.gradient_launches import apart, gradient_sites, least_rows
+from tilestream.kernels.product.shared_tile import MOST_ROWS, is_projection
+
+LONE = "a product by itself: nothing streams into it or out of it, and a library's is as fast"
+NO_ROWS = "no rows: nothing is launched"
+
+
+@dataclass(frozen=True)
+class Found(Partition):
+    """A graph in its normal form, cut into regions, weight gradients, and the rest.
+
+    Attributes:
+        graph: what ``cuts`` and ``sites`` are parts of.
+        kind: ``inference``, ``forward`` or ``backward``.
+        sites: weight gradients that may be launches of ours.
+    """
+
+    graph: fx.GraphModule
+    kind: Kind
+    sites: tuple[GradientSite, ...] = ()
+
+    @property
+    def outside(self) -> list[fx.Node]:
+        """The operators of ``exclusions``, in their order."""
+        inside = {node for cut in self.cuts for node in cut.nodes}
+        return [n for n in self.graph.graph.nodes if computes(n) and not is_ours(n) and n not in inside]
+
+    def with_tails(self, later: Mapping[str, Tail]) -> Found:
+        """The same where regions start later: tails, by the names of their regions, in the places of these."""
+        shorter = [later[c.region.name].within(self.graph.graph) if c.region.name in later else None for c in self.cuts]
+        cuts = tuple(tail or cut for tail, cut in zip(shorter, self.cuts, strict=True))
+        known = dict(zip(self.outside, self.exclusions, strict=True))
+        made = replace(self, cuts=cuts)
+        outside = [known.get(n) or Exclusion(name(n), source(n), LIBRARY) for n in made.outside]
+        return replace(made, exclusions=tuple(outside))
+
+
+def find(graph: fx.GraphModule, kind: Kind, options: Options, device: Device, known: Found | None = None) -> Found:
+    """The regions and weight gradients of a graph.
+
+    Args:
+        graph: functional ATen, which is rewritten in place: it gets its normal form, and where the options say so, its
+            convolutions become those of pixels.
+        known: what was found in another graph, which counts where that is a copy of this one.
+    """
+    backward = kind == "backward"
+    if backward and narrow_products(graph.graph):
+        graph.recompile()
+    out = own_operands(graph.graph) if backward else {}
+    graph = normalise(graph)
+    if known is not None and text(known.graph.graph) == text(graph.graph):
+        cuts, sites = moved(known.cuts, known.sites, graph.graph)
+        return replace(known, graph=graph, cuts=cuts, sites=sites)
+    if kind == "inference" and options.convolutions != "off":
+        out |= to_pixels(graph.graph, bulk=options.convolutions != "lanes")
+        graph.recompile()
+    sites = gradient_sites(graph.graph, device, least_rows(options)) if backward else []
+    out |= apart(sites)
+    part = partition(
+        graph,
+        apart=out,
+        training=kind != "inference",
+        backward=backward,
+        spared=spared_for(graph),
+        projections=options.projections and kind == "inference",
+    )
+    return Found(part.cuts, part.exclusions, part.operators, graph, kind, tuple(sites))
+
+
+def is_lone(region: Region, options: Options) -> bool:
+    """Whether a region is one product that no kernel of ours does better than a library's."""
+    if len(region.operators) > 1 or options.strategy != "auto":
+        return False
+    return region.rows > MOST_ROWS or not is_projection(region.program)

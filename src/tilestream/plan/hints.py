@@ -1,0 +1,51 @@
+"""What is special about a capture, with what to do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.dropout import _DropoutNd
+
+from tilestream.graph.capture import Captured
+
+
+def hints(model: Callable[..., Any], found: Captured, training: bool) -> tuple[str, ...]:
+    """A line for each thing that the user should know of a capture."""
+    made = []
+    changing = dict.fromkeys(changing_in_training(model))
+    if changing and not training:
+        made.append(f"{', '.join(changing)} in train mode: call model.eval() for inference")
+    if not training and _wants_gradients(model):
+        made.append(
+            "inference graphs, as under torch.no_grad(): called with gradients, the model makes forward and backward "
+            "graphs, which training=True shows"
+        )
+    if found.ran:
+        made.append(f"the model was run to capture it: {found.ran}")
+    if not found.graphs:
+        made.append("torch.compile captures nothing of this model: all of it runs eagerly")
+    if any("_transformer_encoder_layer_fwd" in str(n.target) for g in found.graphs for n in g.graph.nodes):
+        made.append(
+            "nn.TransformerEncoder took its fast path, one operator a layer: "
+            "torch.backends.mha.set_fastpath_enabled(False) shows its layers, which can stream"
+        )
+    return tuple(made)
+
+
+def _wants_gradients(model: Callable[..., Any]) -> bool:
+    """Whether a call of the model, here and now, would make a training graph."""
+    parameters = model.parameters() if isinstance(model, torch.nn.Module) else ()
+    return torch.is_grad_enabled() and any(p.requires_grad for p in parameters)
+
+
+def changing_in_training(model: Callable[..., Any]) -> list[str]:
+    """Types of the modules in train mode that compute something else there: dropout, and batch statistics."""
+    return [
+        f"nn.{type(m).__name__}"
+        for m in (model.modules() if isinstance(model, nn.Module) else ())
+        if m.training and (isinstance(m, _NormBase) or (isinstance(m, _DropoutNd) and m.p > 0))
+    ]

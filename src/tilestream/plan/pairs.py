@@ -1,0 +1,107 @@
+"""A region of a backward graph and the launch that sums what it makes, where both together are a backward chain."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import fx
+
+from tilestream.devices import Device
+from tilestream.errors import VerifyError
+from tilestream.graph.nodes import is_view
+from tilestream.graph.origins import bare, is_made_of, origin_of, same_as, unpadded
+from tilestream.graph.selection import Cut
+from tilestream.ir.pipeline import Pipeline
+from tilestream.plan.backward_chains import Joined, join
+from tilestream.plan.gradient_launches import GradientLaunch
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A region and the stationary sums of its results.
+
+    Attributes:
+        rows_by, summed_by: the pipelines that run them apart.
+        same: inputs of the sums that are inputs or results of the region, by name.
+        wanted: results of the region that others than the sums read.
+        joined: what both are together.
+    """
+
+    cut: Cut
+    launch: GradientLaunch
+    rows_by: Pipeline
+    summed_by: Pipeline
+    same: Mapping[str, str]
+    wanted: tuple[str, ...]
+    joined: Joined
+
+    @property
+    def beside(self) -> dict[str, fx.Node]:
+        """Operands of the sums that the region neither takes nor makes."""
+        return {tensor: node for tensor, node in self.launch.operands.items() if tensor not in self.same}
+
+
+def maker(launch: GradientLaunch, outputs: Mapping[fx.Node, int]) -> int | None:
+    """The region that makes the gradients that a launch sums; None where it is none, or not one alone.
+
+    Args:
+        outputs: results of regions, with the number of each.
+    """
+    made = {outputs[node] for site in launch.sites if (node := _first_of(outputs, site.gradient)) is not None}
+    return made.pop() if len(made) == 1 else None
+
+
+def find_pair(
+    cut: Cut,
+    launch: GradientLaunch,
+    pipelines: tuple[Pipeline, Pipeline],
+    together: Mapping[fx.Node, Sequence[fx.Node]],
+    device: Device,
+) -> Pair | None:
+    """The pair that a region and the sums of its results are; None where no kernel can be made of both.
+
+    Args:
+        pipelines: what would run them apart.
+        together: nodes by each of those with which they run at once.
+    """
+    own = cut.region
+    if own.symbols:
+        return None
+    results = {node: result.tensor for node, result in zip(cut.outputs, own.results, strict=True)}
+    by_name = {n.name: n for n in cut.nodes[0].graph.nodes}
+    inputs = {(origin_of(by_name[own.arguments[o.index]]), bare(o.steps)): o.tensor for o in own.inputs}
+    same: dict[str, str] = {}
+    for tensor, node in launch.operands.items():
+        made = _first_of(results, node)
+        if made is not None:
+            same[tensor] = results[made]
+        elif (known := inputs.get((unpadded(node), ()))) is not None:
+            same[tensor] = known
+        elif is_made_of(unpadded(node), set(cut.nodes), together):
+            return None
+    summing = set(launch.nodes)
+    wanted = tuple(t for node, t in results.items() if any(r not in summing for r in _readers(node, set(cut.nodes))))
+    try:
+        joined = join(*pipelines, same, wanted, launch.rows, device)
+    except VerifyError as reason:
+        log.debug("%s and %s are no backward chain: %s", own.name, launch.name, reason)
+        return None
+    return Pair(cut, launch, *pipelines, same, wanted, joined)
+
+
+def _first_of(results: Container[fx.Node], node: fx.Node) -> fx.Node | None:
+    """Which of ``results`` a node is, under any leading dimensions."""
+    current: fx.Node | None = node
+    while current is not None and current not in results:
+        current = same_as(current)
+    return current
+
+
+def _readers(node: fx.Node, inside: set[fx.Node]) -> list[fx.Node]:
+    """Who uses a region's result outside of it, through any views."""
+    users = [user for user in node.users if user not in inside]
+    return [r for user in users for r in (_readers(user, inside) if is_view(user) else [user])]

@@ -1,0 +1,126 @@
+"""The analysis of captured graphs: what is found in each, planned by prediction where a GPU would measure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import fx
+
+from tilestream.devices import Device
+from tilestream.errors import TilestreamError
+from tilestream.graph.capture import Captured
+from tilestream.graph.costs import flops
+from tilestream.graph.nodes import computes, is_ours
+from tilestream.graph.provenance import module_path
+from tilestream.graph.selection import Cut
+from tilestream.options import Options
+from tilestream.plan import planner
+from tilestream.plan.analysis import Analysis
+from tilestream.plan.candidates import Candidate, expected_of
+from tilestream.plan.chain_choice import expected
+from tilestream.plan.find import LONE, NO_ROWS, Found, find, is_lone
+from tilestream.plan.gradient_launches import GradientLaunch, decided, proposal
+from tilestream.plan.hints import hints
+from tilestream.plan.pairs import Pair
+from tilestream.plan.parts import Excluded, GraphAnalysis, RegionAnalysis, Share
+from tilestream.plan.plan_graph import numbered, of_cut, plan_graph
+from tilestream.plan.planner import Plan
+from tilestream.plan.tails import all_promising
+from tilestream.plan.turned import turned
+from tilestream.plan.whole import inductor_kernels
+
+
+def of_graphs(
+    model: Callable[..., Any], captured: Captured, options: Options, device: Device, training: bool = False
+) -> Analysis:
+    """The analysis of captured graphs."""
+    if training:
+        options = options.with_(constant_weights=False)  # steps of training change them
+    graphs: list[GraphAnalysis] = []
+    regions: list[RegionAnalysis] = []
+    exclusions: list[Excluded] = []
+    for index, (graph, kind) in enumerate(zip(captured.graphs, captured.kinds, strict=True)):
+        found = find(graph, kind, options, device)
+        if kind == "inference" and options.target != "reference":
+            found = found.with_tails(all_promising(found, options, device))
+        compute = [n for n in graph.graph.nodes if computes(n) and not is_ours(n)]
+        graphs.append(GraphAnalysis(kind, Share(len(compute), sum(map(flops.of_node, compute))), graph.graph))
+        prefix = f"graph{index}." if len(captured.graphs) > 1 else ""
+        regions += [numbered(made, index, prefix) for made in _planned(found, options, device)]
+        summed = {node for site in found.sites for node in site.nodes}
+        exclusions += [
+            Excluded(e.op, e.source, e.reason, module_path(node), flops.of_node(node), index)
+            for node, e in zip(found.outside, found.exclusions, strict=True)
+            if node not in summed
+        ]
+    return Analysis(
+        model=str(getattr(model, "__name__", type(model).__name__)),
+        device=device.name,
+        options=options,
+        graphs=tuple(graphs),
+        regions=tuple(regions),
+        exclusions=tuple(exclusions),
+        eager=captured.eager,
+        breaks=captured.breaks,
+        mode=("train" if model.training else "eval") if isinstance(model, torch.nn.Module) else "",
+        training=training,
+        hints=hints(model, captured, training),
+        tf32=_tf32(),
+        hardware=device,
+    )
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """Plans by prediction (``plan_graph.Plans``). ``alone``: Inductor has the graph as it is where a region is its."""
+
+    options: Options
+    device: Device
+    alone: bool
+
+    def region(self, cut: Cut) -> RegionAnalysis:
+        region, options = cut.region, self.options
+        plan, problem, copied = None, "", turned(region, options)
+        try:
+            if not region.rows:
+                problem = NO_ROWS
+            elif options.target != "reference" and is_lone(region, options):
+                problem = LONE
+            else:
+                shown = partial(_inductor_us, cut.nodes, self.device, not self.alone)
+                plan = planner.plan(region.program, region.rows, self.device, options, turned=copied, fallback_us=shown)
+        except TilestreamError as failure:
+            problem = str(failure)
+        return of_cut(cut, plan, problem, copied.us, self.alone)
+
+    def sums(self, launch: GradientLaunch) -> Plan:
+        forced = self.options.target == "reference"
+        return decided(launch, self.device, *proposal(launch, self.device), forced)
+
+    def chain(self, pair: Pair, apart: Sequence[Candidate]) -> Plan:
+        apart_us = sum(expected_of(c) for c in apart if c.predicted_us is not None)
+        return expected(pair.joined, pair.launch.rows, self.device, self.options, apart_us)
+
+
+def _planned(found: Found, options: Options, device: Device) -> list[RegionAnalysis]:
+    """Plans of a graph, each region chosen against what Inductor makes of it where others stream; if none of them does,
+    against what Inductor makes of the graph as it is."""
+    made: list[RegionAnalysis] = []
+    for alone in (False, True) if len(found.cuts) + len(found.sites) > 1 else (True,):
+        made = plan_graph(found, Predicted(options, device, alone), device, options.target)
+        if any(r.plan is not None and r.plan.chosen.pipeline is not None for r in made):
+            break
+    return made
+
+
+def _inductor_us(nodes: Sequence[fx.Node], device: Device, epilogues: bool) -> float:
+    """What is shown of Inductor's kernels of operators, as torch is set."""
+    return inductor_kernels(nodes, device, _tf32(), epilogues=epilogues).predicted_us
+
+
+def _tf32() -> bool:
+    return torch.get_float32_matmul_precision() != "highest"
