@@ -20,9 +20,9 @@ from tilestream.graph.region import Region
 from tilestream.graph.row_sums import own_operands
 from tilestream.graph.selection import Exclusion, Partition, partition
 from tilestream.graph.tails import LIBRARY, Tail
+from tilestream.kernels.product.shared_tile import MOST_ROWS, is_projection
 from tilestream.options import Options
 from tilestream.plan.gradient_launches import apart, gradient_sites, least_rows
-from tilestream.kernels.product.shared_tile import MOST_ROWS, is_projection
 
 LONE = "a product by itself: nothing streams into it or out of it, and a library's is as fast"
 NO_ROWS = "no rows: nothing is launched"
