@@ -27,9 +27,10 @@ SOURCE = replace(emit(chain(1, 16)), register_splits=((208, 88), (224, 56), (232
 
 @pytest.fixture(autouse=True)
 def _empty(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(cache, "_memory", {})
-    monkeypatch.setattr(cache, "_building", {})
+    cache.forget()
     monkeypatch.setenv("TILESTREAM_CACHE", "0")
+    yield
+    cache.forget()
 
 
 def report(spills: int = 0, registers: int = 0) -> KernelReport:

@@ -5,20 +5,20 @@ from __future__ import annotations
 import errno
 import logging
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from programs import chain
 
-from tilestream import devices
+from tilestream import cuda, devices, reference
 from tilestream.cuda import building, cache, compile_only, emit
 from tilestream.cuda.compile import KernelReport, compile_source
 from tilestream.ir.pipeline import Pipeline
 from tilestream.kernels.parts.headers import included
 from tilestream.options import Options
-from tilestream.run import executable as execution
-from tilestream.run import prepare
+from tilestream.run.executable import Executable, Interpreted
 from tilestream.run.target import Target
 
 pytestmark = pytest.mark.nvrtc
@@ -31,7 +31,7 @@ def report() -> KernelReport:
 
 
 @pytest.fixture(autouse=True)
-def nvrtc(monkeypatch: pytest.MonkeyPatch, report: KernelReport) -> list[str]:
+def nvrtc(monkeypatch: pytest.MonkeyPatch, report: KernelReport) -> Iterator[list[str]]:
     """Names of the kernels that were really compiled; nothing is known in memory."""
     calls: list[str] = []
 
@@ -40,10 +40,9 @@ def nvrtc(monkeypatch: pytest.MonkeyPatch, report: KernelReport) -> list[str]:
         return report
 
     monkeypatch.setattr(building, "compile_split", counted)
-    monkeypatch.setattr(cache, "_memory", {})
-    monkeypatch.setattr(cache, "_building", {})
-    monkeypatch.setattr(cache, "_announced", set())
-    return calls
+    cache.forget()
+    yield calls
+    cache.forget()
 
 
 def new_process() -> KernelReport:
@@ -188,26 +187,23 @@ def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch):
     ("given", "where"), [({"cache_dir": "mine"}, "mine"), ({"cache": False}, None), ({}, "default")]
 )
 def test_kernels_go_where_the_options_say(
-    cache_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: dict, where: str | None
+    cache_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fresh: None, given: dict, where: str | None
 ):
     from on_reference import compiled
     from torch import nn
 
     from tilestream.run import backend
 
-    def kernels(pipeline: Pipeline, device: torch.device, early: bool) -> execution.Executable:
+    def build(pipeline: Pipeline, device: torch.device, dependent: bool) -> Executable:
         compile_only(pipeline)
-        return execution._reference(pipeline)
+        return Interpreted(pipeline, reference.run)
 
-    monkeypatch.setattr(execution, "_kernels", kernels)
-    monkeypatch.setattr(execution, "_executables", {})
-    monkeypatch.setattr(prepare, "_plans", {})
+    monkeypatch.setattr(cuda, "build", build)
     target = Target("cuda", torch.device("cpu"), devices.get("h200"))
     monkeypatch.setattr(backend, "resolve", lambda *_: target)
     mine = tmp_path / "mine"
     if "cache_dir" in given:
         given = {"cache_dir": mine}
-    torch._dynamo.reset()
     module = nn.Sequential(nn.Linear(9, 13), nn.ReLU(), nn.Linear(13, 5)).bfloat16()
     with torch.no_grad():
         compiled(module, strategy="vertical", measure=False, **given)(torch.randn(37, 9).bfloat16())

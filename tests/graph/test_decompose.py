@@ -32,7 +32,7 @@ def handed(monkeypatch: pytest.MonkeyPatch) -> list[fx.GraphModule]:
         made.append(simplified(graph, inputs))
         return eagerly(made[-1], inputs, kwargs)
 
-    monkeypatch.setattr(inductor, "_compiled", run)
+    monkeypatch.setattr(inductor, "compile_inner", run)
     return made
 
 

@@ -299,12 +299,6 @@ def test_a_spec_survives_its_text() -> None:
     assert decode(encode(spec)) == spec
 
 
-@pytest.fixture
-def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch._dynamo.reset()
-    monkeypatch.setattr(prepare, "_analyses", [])
-
-
 def compiled(module: nn.Module, **options: Any) -> Any:
     return torch.compile(module, backend=tilestream, options={"target": "reference"}, **options)
 

@@ -65,11 +65,11 @@ class Altered:
 def without_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is not taken runs eagerly: Inductor's compiler would take most of the time."""
     monkeypatch.setattr(fallback, "whole", lambda graph, *_: graph.forward)
-    monkeypatch.setattr(inductor, "_compiled", eagerly)
+    monkeypatch.setattr(inductor, "compile_inner", eagerly)
 
 
 def eagerly(graph: fx.GraphModule, inputs: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, list[Any]]:
-    """In the place of ``run.inductor._compiled``: the graph with its regions as calls, operator by operator.
+    """In the place of ``run.inductor.compile_inner``: the graph with its regions as calls, operator by operator.
 
     Inductor's C++ compiler takes most of a test's time; what it makes of the rest is not ours to test again and again.
     """

@@ -165,7 +165,7 @@ def test_an_mlp_that_is_no_chain_stays_whole(joined: list[tuple[Pipeline, ...]])
 def test_blocks_of_messages(joined: list[tuple[Pipeline, ...]], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What edges of MeshGraphNets give back is a chain behind each norm. Its launches are cut where the first layer's
     dY is, which nodes sum; dX has the residual added."""
-    monkeypatch.setattr(inductor, "_compiled", eagerly)
+    monkeypatch.setattr(inductor, "compile_inner", eagerly)
     sizes = {"nodes": 60, "edges": 300, "steps": 3}
     module, given = MODELS["mgn"].make(device="cpu", training=True, **sizes)
     compiled = torch.compile(module, backend="tilestream", options={"target": "reference"})

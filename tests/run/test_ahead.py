@@ -36,8 +36,7 @@ def region(width: int, rows: int, layers: int = 2) -> Region:
 
 
 @pytest.fixture
-def regions(monkeypatch: pytest.MonkeyPatch) -> list[Region]:
-    monkeypatch.setattr(prepare, "_plans", {})
+def regions(monkeypatch: pytest.MonkeyPatch, fresh: None) -> list[Region]:
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     return [region(64, 512), region(96, 512), region(128, 65_536)]
 
@@ -167,10 +166,9 @@ def test_kernels_are_begun_before_the_next_region_is_looked_at(
     assert done[first + 1].endswith(" 0") and done[second + 1] == "begins 96, 0"
 
 
-def test_the_longest_region_begins_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_longest_region_begins_first(monkeypatch: pytest.MonkeyPatch, fresh: None) -> None:
     """Its kernel is the last to be built; of as long ones that of most rows, since each program has the rows of its
     last region, whatever the order."""
-    monkeypatch.setattr(prepare, "_plans", {})
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     begun: list[int] = []
     monkeypatch.setattr(ahead, "build_ahead", lambda made, _, rank: begun.append(width(made[0])))

@@ -34,7 +34,7 @@ def graphs(fresh: None, monkeypatch: pytest.MonkeyPatch) -> list[fx.GraphModule]
         seen.append(graph)
         return eagerly(graph, inputs, kwargs)
 
-    monkeypatch.setattr(inductor, "_compiled", kept)
+    monkeypatch.setattr(inductor, "compile_inner", kept)
     monkeypatch.setattr(fallback, "whole", lambda graph, *_: graph.forward)
     monkeypatch.setattr(scatter_cost, "ATOMIC_US", 1.0)
     return seen

@@ -19,15 +19,15 @@ from typer.testing import CliRunner
 
 from tilestream import cuda, devices
 from tilestream.cli.main import app
-from tilestream.cuda import compile, driver, emit
+from tilestream.cuda import cache, compile, driver, emit
 from tilestream.cuda.launch import CompiledPipeline, Launch
 from tilestream.errors import CompileError, DeviceError, InputError, OptionError, QueueTimeout, TilestreamError
 from tilestream.ir.launches import cut_at_dram
 from tilestream.ir.pipeline import Pipeline, Role
 from tilestream.options import Options
 from tilestream.run import backend
-from tilestream.run import executable as execution
 from tilestream.run.backend import tilestream
+from tilestream.run.executable import Executable
 from tilestream.run.target import Target, resolve
 
 H200 = devices.get("h200")
@@ -272,7 +272,7 @@ def no_nvrtc(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "cuda.bindings.nvrtc", None)
     if hasattr(package, "nvrtc"):
         monkeypatch.delattr(package, "nvrtc")
-    monkeypatch.setattr("tilestream.cuda.cache._memory", {})
+    cache.forget()
     compile.compiler_version.cache_clear()
     yield
     compile.compiler_version.cache_clear()
@@ -299,11 +299,11 @@ def test_nvrtc_bindings_without_the_library(monkeypatch: pytest.MonkeyPatch):
 def kernels_are_built(monkeypatch: pytest.MonkeyPatch):
     """Regions are compiled as on an H200, as far as that goes without one."""
 
-    def kernels(pipeline: Pipeline, device: torch.device, early: bool) -> execution.Executable:
+    def build(pipeline: Pipeline, device: torch.device, dependent: bool) -> Executable:
         cuda.compile_only(pipeline)
         raise AssertionError("there is no GPU to run it")
 
-    monkeypatch.setattr(execution, "_kernels", kernels)
+    monkeypatch.setattr(cuda, "build", build)
     monkeypatch.setattr(backend, "resolve", lambda *_: Target("cuda", torch.device("cpu"), H200))
 
 

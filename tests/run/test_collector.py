@@ -58,13 +58,13 @@ def test_compilations_of_two_threads_end_in_any_order(threshold: tuple[int, int,
 
 def test_a_compilation_and_its_backward_graph_use_it(monkeypatch: pytest.MonkeyPatch, threshold: tuple[int, int, int]):
     seen: list[int] = []
-    own = inductor._compiled
+    own = inductor.compile_inner
 
     def compiled(*given: Any) -> Any:
         seen.append(gc.get_threshold()[2])
         return own(*given)
 
-    monkeypatch.setattr(inductor, "_compiled", compiled)
+    monkeypatch.setattr(inductor, "compile_inner", compiled)
     module, x = torch.nn.Sequential(linear(9, 13), torch.nn.ReLU()).bfloat16(), torch.randn(37, 9).bfloat16()
     fast = torch.compile(module, backend=tilestream, options={"target": "reference"})
     fast(x).cumsum(0).sum().backward()

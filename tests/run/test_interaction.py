@@ -179,7 +179,7 @@ def quick(fresh: None, monkeypatch: pytest.MonkeyPatch) -> list[fx.GraphModule]:
         kept.append(graph)
         return eagerly(graph, *args)
 
-    monkeypatch.setattr(inductor, "_compiled", kept_and_run)
+    monkeypatch.setattr(inductor, "compile_inner", kept_and_run)
     monkeypatch.setattr(fallback, "whole", lambda graph, *_: graph.forward)
     monkeypatch.setattr(timed_once, "_choices", {})
     return kept

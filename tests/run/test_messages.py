@@ -18,7 +18,7 @@ from tilestream.cuda import segments as kernels
 from tilestream.errors import InputError
 from tilestream.graph.sums import sums
 from tilestream.plan import scatter_cost
-from tilestream.run import messages, prepare, segments
+from tilestream.run import messages, segments
 from tilestream.run.backend import tilestream
 
 aten = torch.ops.aten
@@ -257,7 +257,7 @@ def test_segments() -> None:
 
 @pytest.mark.usefixtures("cheap")
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_compiled_beside_a_region(dynamic: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_beside_a_region(dynamic: bool, monkeypatch: pytest.MonkeyPatch, fresh: None) -> None:
     class Block(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -266,8 +266,6 @@ def test_compiled_beside_a_region(dynamic: bool, monkeypatch: pytest.MonkeyPatch
         def forward(self, v: Tensor, e: Tensor, to: Tensor) -> Tensor:
             return self.sums(v, self.net(e), to)
 
-    torch._dynamo.reset()
-    monkeypatch.setattr(prepare, "_analyses", [])
     seen: list[int] = []
     sort = messages.sort_messages
     monkeypatch.setattr(messages, "sort_messages", lambda graph: seen.append(sort(graph)))

@@ -52,8 +52,8 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 def test_inductor_compiles_once(monkeypatch: pytest.MonkeyPatch):
     compilations: list[Any] = []
-    right = one._compiled
-    monkeypatch.setattr(one, "_compiled", lambda *a: compilations.append(a) or right(*a))
+    right = one.compile_inner
+    monkeypatch.setattr(one, "compile_inner", lambda *a: compilations.append(a) or right(*a))
     check(two_regions(), torch.randn(37, 9).bfloat16())
     assert len(compilations) == 1 and len(prepare.analyses()) == 2
 
@@ -69,7 +69,7 @@ def test_a_graph_without_a_region_is_inductors_from_the_start(monkeypatch: pytes
 
 
 def test_a_graph_that_is_one_region_needs_no_inductor(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(one, "_compiled", None)
+    monkeypatch.setattr(one, "compile_inner", None)
     check(nn.Sequential(linear(9, 13), nn.ReLU(), linear(13, 5)).bfloat16(), torch.randn(2, 37, 9).bfloat16())
     assert len(prepare.analyses()) == 1
 
@@ -130,9 +130,9 @@ def test_they_reach_what_inductor_compiles(given: dict[str, Any], monkeypatch: p
     from tilestream.run.backend import tilestream
 
     seen: list[tuple[bool, bool]] = []
-    right = one._compiled
+    right = one.compile_inner
     note = lambda *a: seen.append((config.triton.cudagraphs, config.epilogue_fusion)) or right(*a)  # noqa: E731
-    monkeypatch.setattr(one, "_compiled", note)
+    monkeypatch.setattr(one, "compile_inner", note)
     given = {**given, "options": {"target": "reference", **given["options"]}} if "options" in given else given
     if "mode" in given:
         given = {"options": {"target": "reference", "mode": given["mode"]}}
@@ -243,7 +243,7 @@ def test_a_graph_that_torch_keeps_is_searched_again(searched: list[Any], quick: 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without Inductor's C++ compiler."""
-    monkeypatch.setattr(one, "_compiled", lambda *a: eagerly(one.simplified(a[0], a[1]), *a[1:]))
+    monkeypatch.setattr(one, "compile_inner", lambda *a: eagerly(one.simplified(a[0], a[1]), *a[1:]))
     monkeypatch.setattr(fallback, "whole", lambda graph, *_: graph.forward)
 
 

@@ -16,7 +16,6 @@ from streamed import without_inductor
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from tilestream.run import executable as execution
 from tilestream.run import oracle, prepare
 from tilestream.run.backend import tilestream
 from tilestream.run.oracle import Float64
@@ -112,11 +111,8 @@ def _differs(mine: Tensor, theirs: Tensor, exact: Tensor) -> str:
 
 
 @pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch, tf32: None):
+def _quick(monkeypatch: pytest.MonkeyPatch, tf32: None, fresh: None):
     without_inductor(monkeypatch)
-    monkeypatch.setattr(prepare, "_plans", {})
-    monkeypatch.setattr(prepare, "_analyses", [])
-    monkeypatch.setattr(execution, "_executables", {})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield

@@ -24,11 +24,20 @@ from tilestream.options import default_cache_folder
 log = logging.getLogger(__name__)
 _memory: dict[str, Future[KernelReport]] = {}
 _building: dict[str, Building] = {}
-os.register_at_fork(after_in_child=lambda: (_memory.clear(), _building.clear()))  # those that compile stay behind
 _announced: set[str] = set()
 
 
 _asked: ContextVar[tuple[Path | None] | None] = ContextVar("kernel cache folder", default=None)
+
+
+def forget() -> None:
+    """Know of no kernel, and have said nothing, as a new process. Those that threads of this process compile are
+    compiled again by whoever asks for them."""
+    for known in (_memory, _building, _announced):
+        known.clear()
+
+
+os.register_at_fork(after_in_child=forget)  # the threads that compile stay behind
 
 
 @contextmanager

@@ -157,7 +157,7 @@ def _inner(
 
         def compiled(graph: fx.GraphModule, **changes: Any) -> Any:
             with timed("inductor"):
-                made.append(_compiled(graph, inputs, {**kwargs, **changes}))
+                made.append(compile_inner(graph, inputs, {**kwargs, **changes}))
             return made[-1][0]
 
         rescued = backward and compilation.options.fallback
@@ -192,7 +192,7 @@ def _rewrite(streamed: fx.GraphModule, compilation: Compilation, inference: bool
         early_launches.start_early(streamed, options)
 
 
-def _compiled(gm: fx.GraphModule, inputs: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, list[Any]]:
+def compile_inner(gm: fx.GraphModule, inputs: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, list[Any]]:
     """The compiled graph, and the strides of its outputs, which Inductor leaves in the tracing context."""
     from torch._inductor.compile_fx import compile_fx_inner
 
