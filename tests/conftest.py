@@ -154,6 +154,9 @@ def _planned_anew():
     """What AOTAutograd's cache holds of another test was planned there. A test that is about that cache turns it on."""
     from torch._functorch import config
 
+    from tilestream.plan import chooser
+
+    chooser.forget()
     with config.patch(enable_autograd_cache=False):
         yield
 

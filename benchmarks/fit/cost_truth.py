@@ -30,8 +30,9 @@ from tilestream.graph.region import Region
 from tilestream.ir.pipeline import Pipeline
 from tilestream.ir.serialise import pipeline_from_json
 from tilestream.options import parse
+from tilestream.plan.candidates import Plan
 from tilestream.plan.cost import predict
-from tilestream.plan.planner import Plan, on_inductor, plan
+from tilestream.plan.planner import on_inductor, plan
 from tilestream.run.spec import decode
 
 DOC = DOCS / "cost-model.md"

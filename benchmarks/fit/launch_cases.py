@@ -27,7 +27,7 @@ from tilestream.options import Options, parse
 from tilestream.plan import planner
 from tilestream.plan.analyse import training_cut
 from tilestream.plan.find import find
-from tilestream.plan.gradient_launches import gradient_launches, proposal
+from tilestream.plan.gradient_launches import gradient_launches
 from tilestream.plan.gradients import weight_gradients
 from tilestream.run.spec import TENSOR, RegionSpec, ResultSpec, encode, spec_of, sums_spec
 
@@ -103,11 +103,10 @@ def of_graph(graph: fx.GraphModule, case: str, kind: Kind, options: Options) -> 
             yield from of_region(cut.region, kind, case, options)
     regions = {node: number for number, cut in enumerate(found.cuts) for node in cut.nodes}
     for launch in gradient_launches(found.sites, H200, regions.get):
-        ours, _ = proposal(launch, H200)
-        assert ours.pipeline is not None
-        if ours.pipeline not in seen:
-            seen.add(ours.pipeline)
-            text = encode(sums_spec(launch, ours.pipeline, "cuda"))
+        pipeline = launch.pipeline(H200)
+        if pipeline not in seen:
+            seen.add(pipeline)
+            text = encode(sums_spec(launch, pipeline, "cuda"))
             yield Launch("gradients", case, launch.name, launch.rows, text)
 
 

@@ -7,7 +7,7 @@
 
 The planner times only what it thinks is best. Here each model runs in every legal combination of placement (a tile a
 warpgroup, or one tile shared by columns), residency of the weights, and products in flight; and in Inductor. That is
-what the constants of the cost model are to be judged by. bf16, random data; times are those of ``measure.Measurer``:
+what the constants of the cost model are to be judged by. bf16, random data; times are those of ``run.timer.Timer``:
 medians over CUDA graph replays of all candidates in turn, results checked. The IR of each candidate is in the file, so
 that a later cost model can be held against the same measurements.
 """
@@ -35,15 +35,18 @@ from tilestream.graph.region import Region
 from tilestream.ir.pipeline import Pipeline, Residency
 from tilestream.ir.serialise import pipeline_to_json
 from tilestream.options import Options
+from tilestream.plan.candidates import Candidate, fallback_of
 from tilestream.plan.cost import predict
 from tilestream.plan.passes import cut_vertical
 from tilestream.plan.passes.verified import apply
-from tilestream.plan.planner import Candidate, fallback_of, plan
+from tilestream.plan.planner import plan
 from tilestream.plan.recipes import Recipe
 from tilestream.run.call import RegionCall
-from tilestream.run.measure import Measurer, random_arguments
+from tilestream.run.made_up import random_arguments
 from tilestream.run.spec import spec_of
 from tilestream.run.target import Target
+from tilestream.run.time_regions import region_trial
+from tilestream.run.timer import Timer
 
 BUDGET_S = 110.0
 DRY_ROWS = 192
@@ -137,7 +140,7 @@ def timed(name: str, rows: int, device: devices.Device) -> list[Row]:
     region = region_of(name, rows, "cuda")
     found = candidates(region, device)
     target = Target("cuda", region.device, device)
-    times = Measurer(region, target, against=False)(found)
+    times = Timer(region_trial(region, target), target)(found)
     return [row_of(name, region, c, t) for c, t in zip(found, times, strict=True)]
 
 

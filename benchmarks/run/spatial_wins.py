@@ -8,7 +8,7 @@
 
 Candidates are those of ``options={"strategy": "vertical"}`` and of ``"spatial"``, the best few of each kind by
 prediction, all timed side by side: CUDA graphs, medians over rounds that take them in turn, results checked against
-float64 (``run.measure``). ``docs/when-dataflow-helps.md`` has the table that is made of it.
+float64 (``run.timer``). ``docs/when-dataflow-helps.md`` has the table that is made of it.
 """
 
 from __future__ import annotations
@@ -33,9 +33,11 @@ from tilestream.bench.environment import environment
 from tilestream.errors import TilestreamError
 from tilestream.graph.region import Region
 from tilestream.options import Options
-from tilestream.plan.planner import Candidate, plan, proposals
-from tilestream.run.measure import Measurer
+from tilestream.plan.candidates import Candidate
+from tilestream.plan.planner import plan, proposals
 from tilestream.run.target import Target
+from tilestream.run.time_regions import region_trial
+from tilestream.run.timer import Timer
 
 OUT = RESULTS / "spatial_wins.json"
 BUDGET_S = 110.0
@@ -114,7 +116,8 @@ def row_of(case: Case, c: Candidate, found: float | Exception | None) -> Row:
 
 def timed(case: Case, region: Region, found: Sequence[Candidate], device: devices.Device) -> tuple[list[Row], str]:
     """A case's candidates on the GPU, and what ``strategy="auto"`` makes of these times."""
-    measurer = Measurer(region, Target("cuda", region.device, device), against=False)
+    target = Target("cuda", region.device, device)
+    measurer = Timer(region_trial(region, target), target)
     times = measurer(found)
     known = {c.name: t for c, t in zip(found, times, strict=True)}
 

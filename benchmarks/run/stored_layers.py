@@ -25,8 +25,9 @@ from tilestream import devices
 from tilestream.errors import TilestreamError
 from tilestream.graph import capture, selection
 from tilestream.graph.region import Region
-from tilestream.run.measure import Measurer
 from tilestream.run.target import Target
+from tilestream.run.time_regions import region_trial
+from tilestream.run.timer import Timer
 
 CASES = (
     (256, 6, 6, 65536),
@@ -96,7 +97,8 @@ def main() -> int:
         try:
             times = [None] * len(found)
             if not dry:
-                times = Measurer(region, Target("cuda", region.device, device), against=False)(found)
+                target = Target("cuda", region.device, device)
+                times = Timer(region_trial(region, target), target)(found)
         except (TilestreamError, RuntimeError) as failure:
             print(f"{name}: {failure}")
             continue

@@ -9,7 +9,7 @@ import pytest
 
 from tilestream import devices
 from tilestream.ir.serialise import pipeline_from_json
-from tilestream.plan.planner import FALLBACK
+from tilestream.plan.candidates import FALLBACK
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from tilestream.apps.edge_block import graphcast, meshgraphnets
 from tilestream.apps.nerf import NeRF
 from tilestream.bench.accuracy import Oracle, repeatable, tensors
-from tilestream.plan import planner
+from tilestream.plan import margins
 from tilestream.run import executable as execution
 from tilestream.run import prepare
 from tilestream.run.backend import tilestream
@@ -104,7 +104,7 @@ def test_wide_layers():
 
 @pytest.mark.gpu
 def test_the_measured_choice_is_right_whatever_it_is(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(planner, "SURE", 0.0)  # Inductor is timed, however clear the prediction
+    monkeypatch.setattr(margins, "SURE", 0.0)  # Inductor is timed, however clear the prediction
     module = mlp()
     (x,) = data((16384, 48))
     fast = torch.no_grad()(torch.compile(module, backend=tilestream))

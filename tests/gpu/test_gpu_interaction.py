@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,9 @@ import torch
 from interactions import F16, Case, Recommender, inputs
 
 from tilestream.cuda.interaction import backward, forward
-from tilestream.run import oracle, timed_once
+from tilestream.plan import chooser
+from tilestream.plan.cache import sealed
+from tilestream.run import oracle
 from tilestream.run.backend import tilestream
 
 pytestmark = pytest.mark.gpu
@@ -99,7 +102,7 @@ def test_an_index_that_names_no_row(bad: int) -> None:
 @pytest.mark.parametrize("training", [False, True])
 def test_in_a_model(training: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Timed, checked and kept on disk; then, wherever it won, as near to float64 as eager."""
-    monkeypatch.setattr(timed_once, "_choices", {})
+    chooser.forget()
     module = Recommender(features=128, tables=26).bfloat16().cuda()
     given = tuple(x.cuda() for x in inputs(4096, tables=26))
     options = {"interactions": True, "cache_dir": tmp_path}
@@ -116,4 +119,5 @@ def test_in_a_model(training: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     got, eager, exact = results(fast, *given), results(module, *given), results(wide, given[0].double(), given[1])
     assert oracle.judge(got, eager, exact)[2]
-    assert len(list((tmp_path / "interactions").iterdir())) == 1
+    kept = [sealed(json.loads(path.read_text())) for path in (tmp_path / "plans").iterdir()]
+    assert [plan["region"] for plan in kept].count("interaction") == 1

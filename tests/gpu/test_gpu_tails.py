@@ -14,8 +14,9 @@ from tilestream import cuda
 from tilestream.apps.zoo import mlp
 from tilestream.kernels.product.shared_tile import Tail
 from tilestream.kernels.product.sharing import Middle
+from tilestream.plan import margins
 from tilestream.plan.passes.share_tile import Split, share_tile
-from tilestream.run import prepare, timed_once
+from tilestream.run import prepare
 from tilestream.run.backend import tilestream
 
 pytestmark = pytest.mark.gpu
@@ -48,7 +49,7 @@ def test_a_result_of_one_column(split: Split, rows: int) -> None:
 @pytest.mark.parametrize("rows", [600, 2048])
 def test_a_region_that_starts_later(rows: int, fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """The way with a tail runs whatever the times; its kernel starts while the library's still runs."""
-    monkeypatch.setattr(timed_once, "MARGIN", 100.0)
+    monkeypatch.setattr(margins, "MARGIN", 100.0)
     torch.manual_seed(0)
     model = mlp([479, 1024, 1024, 512, 256, 1], nn.ReLU).cuda().bfloat16().eval()
     exact = copy.deepcopy(model).double()

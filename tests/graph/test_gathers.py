@@ -38,7 +38,7 @@ from tilestream.reference.whole import run_whole
 from tilestream.report.facts import summary
 from tilestream.run import oracle, prepare
 from tilestream.run.backend import tilestream
-from tilestream.run.measure import random_arguments
+from tilestream.run.made_up import random_arguments
 from tilestream.run.spec import decode, encode, spec_of
 
 # -- the IR

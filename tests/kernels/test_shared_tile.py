@@ -29,7 +29,7 @@ from tilestream.kernels.product.sharing import Middle
 from tilestream.kernels.shape import KernelShape, kernel_shape
 from tilestream.options import Options
 from tilestream.plan import few_rows, planner
-from tilestream.plan.cache import key
+from tilestream.plan.candidates import Candidate
 from tilestream.plan.passes.share_tile import Split, share_tile, tiles_for
 from tilestream.reference.mesh_machine import Moved, run_meshes
 from tilestream.reference.ops import FLOAT64
@@ -304,7 +304,7 @@ def test_a_middle_over_a_cluster_is_a_candidate_of_few_rows_where_timed() -> Non
     assert not any("middle over" in n for n in names(16, normed, default))
     assert all(" x " in n for n in gathered(128, default))  # tiles of 64 rows or fewer, side by side
     assert any(" x " not in n for n in gathered(128, default.with_(effort="exhaustive")))
-    plain, other = (key(G4.program(), 16, H200, o, measured=False) for o in (without, default))
+    plain, other = (planner.question(G4.program(), 16, H200, o).key(measured=False) for o in (without, default))
     assert plain != other
 
 
@@ -322,15 +322,17 @@ def test_bins_of_rows() -> None:
 
 
 def test_plans_on_disk_are_by_bin() -> None:
-    keys = [key(G4.program(), rows, H200, Options(), measured=False) for rows in (1, 8, 9, 64, 65, 128)]
+    keys = [
+        planner.question(G4.program(), rows, H200, Options()).key(measured=False) for rows in (1, 8, 9, 64, 65, 128)
+    ]
     assert keys[0] == keys[1] != keys[2] and keys[2] != keys[3] != keys[4] == keys[5]
-    assert key(G4.program(), 8, H200, Options(effort="model"), measured=False) != keys[0]
+    assert planner.question(G4.program(), 8, H200, Options(effort="model")).key(measured=False) != keys[0]
 
 
 def test_effort_decides_how_many_kernels_are_timed() -> None:
     timed: list[list[str]] = []
 
-    def measure(candidates: Sequence[planner.Candidate]) -> list[float | Exception]:
+    def measure(candidates: Sequence[Candidate]) -> list[float | Exception]:
         timed.append([c.name for c in candidates])
         return [100.0 + k if c.pipeline is None else 10.0 + k for k, c in enumerate(candidates)]
 
@@ -344,7 +346,7 @@ def test_effort_decides_how_many_kernels_are_timed() -> None:
 
 def test_a_plan_for_the_same_bits_is_another_one() -> None:
     def name() -> str:
-        return key(G4.program(), 128, H200, ANY_ORDER, measured=False)
+        return planner.question(G4.program(), 128, H200, ANY_ORDER).key(measured=False)
 
     free = name()
     torch.use_deterministic_algorithms(True)

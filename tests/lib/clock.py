@@ -1,11 +1,11 @@
-"""A ``planner.Measure`` without a GPU."""
+"""A ``chooser.Measure`` without a GPU."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from tilestream.errors import TilestreamError
-from tilestream.plan.planner import Candidate
+from tilestream.plan.candidates import Candidate
 
 
 class Clock:

@@ -15,8 +15,8 @@ from tilestream.graph.costs import flops
 from tilestream.options import Options
 from tilestream.plan.analyse import analyse
 from tilestream.plan.analysis import Analysis
+from tilestream.plan.candidates import rejections
 from tilestream.plan.parts import Share
-from tilestream.plan.planner import rejections
 from tilestream.report import excluded, whole
 from tilestream.report.explain import Report
 

@@ -20,9 +20,10 @@ from tilestream.ir.traffic import traffic
 from tilestream.ir.verify import verify
 from tilestream.kernels.fits import verify_on
 from tilestream.options import Options
+from tilestream.plan.candidates import Candidate
 from tilestream.plan.passes import balance, choose_placement, choose_residency, set_queue_depth, split_columns
 from tilestream.plan.passes.verified import apply
-from tilestream.plan.planner import Candidate, plan, proposals
+from tilestream.plan.planner import plan, proposals
 from tilestream.reference.whole import run_whole
 
 H200 = get("h200")

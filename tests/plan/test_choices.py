@@ -11,13 +11,13 @@ from tilestream import devices
 from tilestream.apps import APPS
 from tilestream.devices import Device
 from tilestream.options import Options
+from tilestream.plan import margins
 from tilestream.plan.analyse import analyse
 from tilestream.plan.analysis import Analysis
 from tilestream.plan.cache import plan_from_json, plan_to_json
-from tilestream.plan.candidates import FALLBACK, Candidate, fallback_of
+from tilestream.plan.candidates import FALLBACK, Candidate, Plan, fallback_of
 from tilestream.plan.cost import predict
-from tilestream.plan.finalists import EACH, STUCK, finalists, simulated
-from tilestream.plan.planner import Plan
+from tilestream.plan.finalists import STUCK, finalists, simulated
 from tilestream.plan.replan import by_strategy, predictions, replan
 
 H200 = devices.get("h200")
@@ -87,7 +87,7 @@ def test_the_few_best_of_every_strategy_are_simulated() -> None:
     chosen = finalists(many)
     for strategy in {c.strategy for c in legal}:
         times = [c.predicted_us for c in chosen if c.strategy == strategy]
-        assert 0 < len(times) <= EACH
+        assert 0 < len(times) <= margins.EACH_SHOWN
         others = [c.predicted_us for c in many if c.strategy == strategy and c not in chosen]
         assert max(us or 0.0 for us in times) <= min((us or 0.0 for us in others), default=float("inf"))
     assert {c.strategy for c in legal} == {"vertical", "spatial", "bulk"}

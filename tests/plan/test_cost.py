@@ -18,9 +18,10 @@ from tilestream.ir.pipeline import Pipeline, Queue, Residency, Role, Shard, Tran
 from tilestream.ir.sizes import bytes_of, padded_flops, phases, steps_of
 from tilestream.ir.traffic import l2_of
 from tilestream.options import Options
+from tilestream.plan.candidates import FALLBACK
 from tilestream.plan.cost import predict, stage_cost, traffic
 from tilestream.plan.passes import split_bulk, split_spatial
-from tilestream.plan.planner import FALLBACK, plan
+from tilestream.plan.planner import plan
 
 H200 = devices.get("h200")
 A100 = devices.get("a100")

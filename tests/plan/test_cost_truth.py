@@ -14,7 +14,8 @@ from tilestream.kernels.stream.build import build
 from tilestream.kernels.stream.counts import code_apart, code_size
 from tilestream.kernels.stream.layout import lay_out
 from tilestream.options import Options
-from tilestream.plan.planner import FALLBACK, plan
+from tilestream.plan.candidates import FALLBACK
+from tilestream.plan.planner import plan
 from tilestream.run.spec import decode
 
 pytestmark = pytest.mark.xdist_group("cost_truth")  # one process makes what its tests share

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -18,11 +17,11 @@ from tilestream.devices import get
 from tilestream.ir.pipeline import Pipeline
 from tilestream.kernels.gradients.backward.cost import cost
 from tilestream.options import Options
-from tilestream.plan import chain_choice
+from tilestream.plan import chain_choice, chooser
 from tilestream.plan.analyse import analyse
 from tilestream.plan.analysis import Analysis
 from tilestream.plan.backward_chains import STRATEGY, Joined
-from tilestream.plan.cache import PlanCache
+from tilestream.plan.candidates import FALLBACK
 from tilestream.plan.parts import RegionAnalysis
 from tilestream.report import html, kernels, parts
 from tilestream.report.explain import Report
@@ -149,7 +148,7 @@ def test_kernels_of_blocks_are_shown(rows: int, said: str) -> None:
 
 @pytest.mark.parametrize("options", [{"measure": False}, {"strategy": "vertical"}], ids=str)
 def test_where_nothing_is_timed_a_gpu_runs_none(options: dict[str, object]) -> None:
-    """As ``run.backward_chains`` has it: without times, and where a strategy is forced, they stay apart."""
+    """As a compilation has it: without times, and where a strategy is forced, they stay apart."""
     assert not chains(step(**options))
 
 
@@ -164,10 +163,10 @@ def test_a_choice_that_was_timed_counts(tmp_path: Path, ours_us: float, apart_us
     """It is kept under the launches themselves, by the compilation that timed it."""
     (chain,) = chains(narrow())
     joint = Joined(chain.launches, (), ())
-    ours, apart = chain_choice.proposal(joint, ROWS, H200)
-    ours, apart = replace(ours, measured_us=ours_us), replace(apart, measured_us=apart_us)
-    key = chain_choice.key(joint, ROWS, H200, "cuda", True)
-    PlanCache(tmp_path).store(key, chain_choice.decided(ROWS, H200, ours, apart))
+    asked = chain_choice.question(joint, ROWS, H200, timed=True, forced=False)
+    times = {STRATEGY: ours_us, FALLBACK: apart_us}
+    chooser.choose(asked, Options(cache_dir=tmp_path), lambda candidates: [times[c.strategy] for c in candidates])
+    chooser.forget()
     found = chains(step(cache=True, cache_dir=tmp_path))
     assert len(found) == joins
     for r in found:

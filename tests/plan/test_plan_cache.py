@@ -18,9 +18,10 @@ from programs import chain, edge_block
 from tilestream import devices
 from tilestream.errors import PlanError
 from tilestream.options import Options
-from tilestream.plan import cache
-from tilestream.plan.cache import PlanCache, bucket, cached_plan, key, plan_from_json, plan_to_json, seal, sealed
-from tilestream.plan.planner import NotBuiltYet, plan
+from tilestream.plan import cache, chooser, planner
+from tilestream.plan.cache import PlanCache, plan_from_json, plan_to_json, seal, sealed
+from tilestream.plan.chooser import NotTimedNow
+from tilestream.plan.planner import bucket, plan, question
 
 H200 = devices.get("h200")
 
@@ -29,13 +30,24 @@ H200 = devices.get("h200")
 def planned(monkeypatch):
     """Counts how often the planner really runs."""
     calls: list[int] = []
+    proposals = planner.proposals
 
     def counting(program, rows, *rest):
         calls.append(rows)
-        return plan(program, rows, *rest)
+        return proposals(program, rows, *rest)
 
-    monkeypatch.setattr(cache, "plan", counting)
+    monkeypatch.setattr(planner, "proposals", counting)
     return calls
+
+
+def cached_plan(program, rows, device, options, measure=None):
+    """As a process that has chosen nothing yet asks for it."""
+    chooser.forget()
+    return chooser.choose(question(program, rows, device, options), options, measure)
+
+
+def key(program, rows, device, options, measured):
+    return question(program, rows, device, options).key(measured)
 
 
 def files(folder: Path) -> list[Path]:
@@ -45,8 +57,15 @@ def files(folder: Path) -> list[Path]:
 def test_the_second_time_comes_from_disk(tmp_path, planned):
     options = Options(cache_dir=tmp_path)
     first = cached_plan(chain(8), 1000, H200, options)
-    assert cached_plan(chain(8), 1000, H200, options) == first == plan(chain(8), 1000, H200, options)
+    assert cached_plan(chain(8), 1000, H200, options) == first
     assert planned == [1000] and len(files(tmp_path)) == 1
+    assert first == plan(chain(8), 1000, H200, options)
+
+
+def test_the_second_time_comes_from_the_process(tmp_path, planned):
+    options = Options(cache=False)
+    first = cached_plan(chain(8), 1000, H200, options)
+    assert chooser.choose(question(chain(8), 1000, H200, options), options) is first and planned == [1000]
 
 
 def test_one_plan_serves_a_bucket_of_rows(tmp_path, planned):
@@ -84,7 +103,7 @@ def test_the_key_sees_everything_that_matters(monkeypatch):
         named(options=Options(queue_depth=4)),
         named(measured=True),
     }
-    monkeypatch.setattr(cache, "versions", lambda: {"torch": "another"})
+    monkeypatch.setattr(chooser, "versions", lambda: {"torch": "another"})
     keys.add(named())
     assert len(keys) == 11
     assert named() == named()
@@ -178,7 +197,7 @@ def test_a_plan_that_did_not_wait_for_a_kernel_serves_its_process_alone(tmp_path
     def missing(why):
         return lambda candidates: [why if c == candidates[0] else 10.0 for c in candidates]
 
-    late, wrong = missing(NotBuiltYet("no kernel", "wait")), missing(PlanError("wrong", "report it"))
+    late, wrong = missing(NotTimedNow("no kernel", "wait")), missing(PlanError("wrong", "report it"))
     hurried = cached_plan(chain(8), 4096, H200, options, late)
     assert any(c.late for c in hurried.candidates) and files(tmp_path) == []
     waited = cached_plan(chain(8), 4096, H200, options, wrong)

@@ -23,11 +23,12 @@ from tilestream.graph.selection import partition
 from tilestream.ir.pipeline import Residency
 from tilestream.kernels.fits import verify_on
 from tilestream.options import Options
-from tilestream.plan import planner, recipes
+from tilestream.plan import margins, planner, recipes
+from tilestream.plan.candidates import FALLBACK, Candidate
 from tilestream.plan.cost import product_bound_us
 from tilestream.plan.passes import split_bulk
 from tilestream.plan.passes.verified import apply
-from tilestream.plan.planner import FALLBACK, MEASURED, Candidate, plan, summary
+from tilestream.plan.planner import plan
 from tilestream.run.timing import uncollected
 
 H200 = devices.get("h200")
@@ -41,7 +42,7 @@ def test_auto_prefers_the_cheapest_prediction():
     assert made.chosen in made.candidates
     assert made.chosen.predicted_us == min(c.predicted_us for c in made.candidates if c.predicted_us is not None)
     assert {c.strategy for c in made.candidates} == {"vertical", "spatial", "bulk", FALLBACK}
-    assert "vertical" in summary(made) and "fallback" in summary(made)
+    assert "vertical" in made.summary() and "fallback" in made.summary()
 
 
 def test_every_legal_candidate_passes_the_verifier():
@@ -110,7 +111,7 @@ def test_the_library_reads_padded_copies_of_odd_rows_where_it_takes_a_relu_in():
 def test_a_pipeline_far_ahead_of_what_the_fallback_is_predicted_needs_no_comparison(
     share: float, asked: int, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(planner, "BEYOND", 0.0)
+    monkeypatch.setattr(margins, "BEYOND", 0.0)
     (predicted,) = (
         c.predicted_us for c in plan(chain(8), 262_144, H200, Options()).candidates if c.strategy == FALLBACK
     )
@@ -123,7 +124,7 @@ def test_a_pipeline_far_ahead_of_what_the_fallback_is_predicted_needs_no_compari
 
 
 def test_nothing_is_timed_where_the_fallback_is_far_ahead(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(planner, "LOST_LONG", 0.1)
+    monkeypatch.setattr(margins, "LOST_LONG", 0.1)
     clock = Clock(vertical=1.0, spatial=1.0, fallback=1.0)
     made = plan(chain(8), 262_144, H200, Options(), clock)
     assert made.chosen.strategy == FALLBACK and not clock.asked
@@ -148,7 +149,7 @@ def test_nor_where_a_long_fallback_is_a_little_ahead(share: float, fallback_us: 
 
 @pytest.mark.usefixtures("patient", "unsure")
 def test_a_kernel_a_layer_is_timed_only_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(planner, "HOPELESS", 100.0)
+    monkeypatch.setattr(margins, "HOPELESS", 100.0)
     clock = Clock(vertical=500.0, spatial=500.0, bulk=1.0, fallback=3000.0)
     assert plan(chain(8), 262_144, H200, Options(), clock).chosen.strategy == "vertical" and "bulk" not in clock.asked
     assert plan(chain(8), 262_144, H200, Options(strategy="bulk"), clock).chosen.measured_us == 1.0
@@ -180,14 +181,14 @@ def test_recipes_that_cut_alike_share_the_cut(monkeypatch: pytest.MonkeyPatch):
 @pytest.fixture
 def unsure(monkeypatch: pytest.MonkeyPatch) -> None:
     """The fallback is timed however clear its prediction is."""
-    monkeypatch.setattr(planner, "SURE", 0.0)
+    monkeypatch.setattr(margins, "SURE", 0.0)
 
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Candidates far behind are timed."""
-    monkeypatch.setattr(planner, "HOPELESS", 1.5)
-    monkeypatch.setattr(planner, "SPATIAL", 1.5)
+    monkeypatch.setattr(margins, "HOPELESS", 1.5)
+    monkeypatch.setattr(margins, "SPATIAL", 1.5)
 
 
 def test_who_is_predicted_far_behind_is_not_timed(unsure: None):
@@ -195,7 +196,7 @@ def test_who_is_predicted_far_behind_is_not_timed(unsure: None):
     made = plan(chain(8), 262_144, H200, Options(), clock)
     best_us = min(c.predicted_us for c in made.candidates if c.predicted_us is not None)
     for c in made.candidates:
-        if c.pipeline is not None and (c.predicted_us or 0.0) > planner.HOPELESS * best_us:
+        if c.pipeline is not None and (c.predicted_us or 0.0) > margins.HOPELESS * best_us:
             assert c.name not in clock.asked and c.measured_us is None
     assert made.chosen.strategy == "vertical"
 
@@ -204,7 +205,7 @@ def test_who_is_predicted_far_behind_is_not_timed(unsure: None):
 def test_stages_over_sms_are_timed_where_they_are_predicted_ahead(
     unsure: None, patient: None, monkeypatch: pytest.MonkeyPatch, share: float
 ):
-    monkeypatch.setattr(planner, "SPATIAL", share)
+    monkeypatch.setattr(margins, "SPATIAL", share)
     clock = Clock(vertical=600.0, spatial=550.0, fallback=1000.0)
     made = plan(chain(8), 262_144, H200, Options(), clock)
     assert made.chosen.strategy == ("spatial" if share > 1 else "vertical")
@@ -215,10 +216,10 @@ def test_the_fastest_measured_wins_whatever_was_predicted(unsure: None, patient:
     clock = Clock(vertical=600.0, spatial=550.0, fallback=1000.0)
     made = plan(chain(8), 262_144, H200, Options(), clock)
     assert (made.chosen.strategy, made.chosen.measured_us) == ("spatial", 550.0)
-    assert len(clock.asked) == MEASURED + 1 and clock.asked.count(FALLBACK) == 1
+    assert len(clock.asked) == margins.MEASURED + 1 and clock.asked.count(FALLBACK) == 1
     predicted = {c.name: c.predicted_us or 0.0 for c in made.candidates}
     assert clock.asked[:-1] == sorted(clock.asked[:-1], key=lambda name: predicted[name])
-    assert "measured" in summary(made)
+    assert "measured" in made.summary()
 
 
 def test_a_pipeline_faster_than_any_kernel_a_product_needs_no_comparison(unsure: None):

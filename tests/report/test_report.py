@@ -14,9 +14,9 @@ from modules import Fn
 from torch import Tensor, nn
 
 from tilestream.options import Options
-from tilestream.plan import planner
 from tilestream.plan.analyse import analyse
 from tilestream.plan.analysis import Analysis
+from tilestream.plan.candidates import Plan
 from tilestream.plan.parts import Excluded, Share
 from tilestream.report import charts, drawing, facts, html, timeline
 from tilestream.report.explain import Report, sms, weights
@@ -43,7 +43,7 @@ def analysis() -> Analysis:
     return replace(made, model="Net", graphs=(graph,), regions=(region,), exclusions=(excluded,), hints=())
 
 
-def plan_of(analysis: Analysis) -> planner.Plan:
+def plan_of(analysis: Analysis) -> Plan:
     plan = analysis.regions[0].plan
     assert plan is not None
     return plan

@@ -17,10 +17,10 @@ from tilestream.graph.region import Region
 from tilestream.graph.selection import partition
 from tilestream.ir.pipeline import Pipeline
 from tilestream.options import Options
-from tilestream.plan import planner
-from tilestream.plan.planner import FALLBACK, Candidate, Plan, proposals
+from tilestream.plan import margins
+from tilestream.plan.candidates import FALLBACK, Candidate, Plan
+from tilestream.plan.planner import proposals
 from tilestream.run import ahead, collector, gradients, prepare
-from tilestream.run.measure import PATIENCE_S
 from tilestream.run.target import Target
 
 TARGET = Target("cuda", torch.device("cpu"), get("h200"))
@@ -64,7 +64,7 @@ def watched(monkeypatch: pytest.MonkeyPatch, built: Sequence[int | None]) -> lis
 def test_as_they_are_built(regions: list[Region], monkeypatch: pytest.MonkeyPatch) -> None:
     done = watched(monkeypatch, [2, 0, 0])
     ahead.plan_as_built([*regions, regions[0]], OPTIONS, TARGET)
-    waits = [f"waits {PATIENCE_S:.0f} s for {left}" for left in (3, 2, 1)]
+    waits = [f"waits {margins.PATIENCE_S:.0f} s for {left}" for left in (3, 2, 1)]
     assert done == [waits[0], "plans 128", waits[1], "plans 64", waits[2], "plans 96"]
 
 
@@ -97,12 +97,12 @@ def test_the_fallback_begins_where_it_will_be_timed(regions: list[Region], monke
     """Before anything is timed, so that Inductor's processes compile its kernels meanwhile."""
     done = watched(monkeypatch, [0, 0, 0])
     monkeypatch.setattr(ahead, "begin_inductors", lambda r: done.append(f"begins {r.rows}"))
-    monkeypatch.setattr(planner, "LIKELY", 0.0)
-    monkeypatch.setattr(planner, "BEYOND", 0.0)
+    monkeypatch.setattr(margins, "LIKELY", 0.0)
+    monkeypatch.setattr(margins, "BEYOND", 0.0)
     ahead.plan_as_built(regions, OPTIONS, TARGET)
     assert done[:3] == ["begins 512", "begins 512", "begins 65536"] and sum("begins" in what for what in done) == 3
     for never in (OPTIONS.with_(strategy="vertical"), OPTIONS):
-        monkeypatch.setattr(planner, "LIKELY", 0.0 if never is not OPTIONS else 100.0)
+        monkeypatch.setattr(margins, "LIKELY", 0.0 if never is not OPTIONS else 100.0)
         watched(monkeypatch, [0, 0, 0])
         ahead.plan_as_built(regions, never, TARGET)
     assert sum("begins" in what for what in done) == 3

@@ -14,10 +14,9 @@ from on_reference import REFERENCE, check, compiled
 from torch import Tensor, nn
 
 from tilestream.announce import STRICT
-from tilestream.devices import Device
 from tilestream.errors import PlanError, TilestreamError
-from tilestream.ir.pipeline import Pipeline
-from tilestream.plan.planner import Candidate, Plan
+from tilestream.plan import planner
+from tilestream.plan.candidates import Candidate
 from tilestream.run import executable as execution
 from tilestream.run import oracle, prepare
 from tilestream.run.backend import tilestream
@@ -178,7 +177,7 @@ def test_a_region_without_a_legal_pipeline_goes_to_inductor(
     def refuse(*_: Any) -> Any:
         raise PlanError("nothing fits", "use a larger device")
 
-    monkeypatch.setattr(prepare, "cached_plan", refuse)
+    monkeypatch.setattr(planner, "proposals", refuse)
     module = nn.Sequential(linear(9, 13), nn.ReLU()).bfloat16()
     with caplog.at_level(logging.WARNING, "tilestream"):
         check(module, torch.randn(37, 9).bfloat16())
@@ -190,11 +189,7 @@ def test_a_region_without_a_legal_pipeline_goes_to_inductor(
 
 
 def test_a_plan_that_prefers_inductor_is_announced(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
-    def prefer(program: Pipeline, rows: int, device: Device, *_: Any) -> Plan:
-        best = Candidate("fallback", None, 2.0)
-        return Plan(program.name, rows, device.name, (best,), best)
-
-    monkeypatch.setattr(prepare, "cached_plan", prefer)
+    monkeypatch.setattr(planner, "proposals", lambda *_: (Candidate("fallback", None, 2.0),))
     monkeypatch.setattr(prepare, "choose", lambda found, _: found.chosen)
     with caplog.at_level(logging.WARNING, "tilestream"):
         check(nn.Sequential(linear(9, 13), nn.ReLU()).bfloat16(), torch.randn(37, 9).bfloat16())

@@ -17,7 +17,7 @@ from tilestream.graph.selection import partition
 from tilestream.ir.pipeline import Pipeline
 from tilestream.options import Options, parse
 from tilestream.plan import few_rows, planner
-from tilestream.plan.cache import key
+from tilestream.plan.candidates import FALLBACK
 from tilestream.plan.turned import NONE, turned
 from tilestream.reference.whole import run_whole
 from tilestream.run.call import RegionCall
@@ -44,15 +44,16 @@ def test_what_is_turned_is_predicted_for_few_rows() -> None:
     assert len(found.weights) == 2 and 37 < found.us < 38
     assert turned(region, CONSTANT) == NONE
     each = [planner.plan(region.program, 16, H200, o, turned=turned(region, o)) for o in (Options(), CONSTANT)]
-    assert [p.chosen.strategy for p in each] == [planner.FALLBACK, few_rows.STRATEGY]
+    assert [p.chosen.strategy for p in each] == [FALLBACK, few_rows.STRATEGY]
     best = [min(c.predicted_us or 1e9 for c in p.candidates if c.strategy == few_rows.STRATEGY) for p in each]
     assert best[0] - best[1] == pytest.approx(found.us)
 
 
 def test_plans_of_turned_weights_are_others() -> None:
     region = region_of(48, 520, 16)
-    given = (region.program, 16, H200, Options(), True)
-    assert key(*given, turned(region, Options())) != key(*given)
+    given = (region.program, 16, H200, Options())
+    asked = planner.question(*given, turned(region, Options())), planner.question(*given)
+    assert asked[0].key(measured=True) != asked[1].key(measured=True)
 
 
 class Reader:

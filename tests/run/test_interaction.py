@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,16 +34,18 @@ from tilestream.graph.interaction import (
 )
 from tilestream.graph.interaction.op import interaction
 from tilestream.options import Options, parse
+from tilestream.plan import chooser
 from tilestream.plan.analyse import analyse
 from tilestream.plan.cache import store_sealed
+from tilestream.plan.candidates import FALLBACK, Candidate
 from tilestream.plan.interaction import Sizes, library_s, ours_s
-from tilestream.run import epilogues, fallback, inductor, oracle, timed_once
+from tilestream.run import epilogues, fallback, inductor, oracle
 from tilestream.run import interaction as kernels
 from tilestream.run import time_interaction as timing
+from tilestream.run import timing as clocks
 from tilestream.run.pads import PADDED
 from tilestream.run.target import Target
-from tilestream.run.timed_once import Choice
-from tilestream.run.timing import Captured
+from tilestream.run.timer import Timer
 
 DLRM = Sizes(32768, 27, 128, 351, 0, 26)
 
@@ -181,7 +183,6 @@ def quick(fresh: None, monkeypatch: pytest.MonkeyPatch) -> list[fx.GraphModule]:
 
     monkeypatch.setattr(inductor, "compile_inner", kept_and_run)
     monkeypatch.setattr(fallback, "whole", lambda graph, *_: graph.forward)
-    monkeypatch.setattr(timed_once, "_choices", {})
     return kept
 
 
@@ -246,7 +247,7 @@ def test_a_failure_of_ours_costs_the_interaction(quick: list[fx.GraphModule], mo
     def fail(*_: object) -> None:
         raise RuntimeError("no")
 
-    monkeypatch.setattr(kernels, "choose", fail)
+    monkeypatch.setattr(kernels, "choice", fail)
     monkeypatch.delenv("TILESTREAM_STRICT", raising=False)
     module, given = Recommender().bfloat16(), inputs(40)
     assert torch.equal(results(compiled(module, interactions=True), given, False)[0], module(*given))
@@ -265,11 +266,13 @@ def test_the_option_is_checked() -> None:
 KIND = kernels.Kind(DLRM, (0, *[100_000] * 26), str(torch.bfloat16), False)
 
 
-def test_what_is_not_timed_is_predicted(tmp_path: Path) -> None:
-    options = Options(cache_dir=tmp_path)
-    made = kernels.choose(KIND, options, Target("reference", torch.device("cpu"), devices.get("h200")))
-    assert made.wins and made.gain_us == made.present_us - made.other_us > 0
-    assert not list(tmp_path.iterdir())
+def test_what_is_not_timed_is_predicted() -> None:
+    """The reference machine, which was asked for, runs ours; a GPU what is predicted to be faster."""
+    target = Target("reference", torch.device("cpu"), devices.get("h200"))
+    made = kernels.choice(KIND, Options(cache=False), target)
+    assert made.wins and made.gain_us > 0 and all(c.measured_us is None for c in made.candidates)
+    other = kernels.choice(KIND, Options(cache=False, measure=False), replace(target, kind="cuda"))
+    assert other.wins and other.candidates == made.candidates
 
 
 @pytest.mark.parametrize("other", ["{}", {"ours_us": 5.0, "library_us": 10.0, "measured": True}])
@@ -277,21 +280,22 @@ def test_choices_are_kept(other: Any, tmp_path: Path, monkeypatch: pytest.Monkey
     """What is damaged, or of another version, is made anew."""
     times = [5.0]
     monkeypatch.setattr(kernels.prepare, "measures", lambda *_: True)
-    monkeypatch.setattr(kernels, "time_interaction", lambda *_: Choice(times.pop(), 10.0))
+    monkeypatch.setattr(Timer, "__call__", lambda *_: [times.pop(), 10.0])
     target, options = Target("cuda", torch.device("cpu"), devices.get("h200")), Options(cache_dir=tmp_path)
 
-    def chosen() -> Choice:
-        monkeypatch.setattr(timed_once, "_choices", {})
-        return kernels.choose(KIND, options, target)
+    def chosen() -> tuple[bool, float]:
+        chooser.forget()
+        made = kernels.choice(KIND, options, target)
+        return made.wins, made.candidates[0].measured_us or 0.0
 
-    assert chosen() == chosen() == Choice(5.0, 10.0)
-    (kept,) = (tmp_path / "interactions").iterdir()
+    assert chosen() == chosen() == (True, 5.0)
+    (kept,) = (tmp_path / "plans").iterdir()
     if isinstance(other, str):
         kept.write_text(other)
     else:
         store_sealed(kept, other)
     times.append(20.0)
-    assert chosen() == chosen() == Choice(20.0, 10.0)
+    assert chosen() == chosen() == (False, 20.0)
 
 
 def test_costs() -> None:
@@ -342,13 +346,12 @@ def test_the_operators_meaning() -> None:
 
 @pytest.mark.parametrize(("ours_us", "taken"), [(5.0, 1), (10.0, 0)])
 def test_what_is_timed_decides(ours_us: float, taken: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timed_once, "_choices", {})
     monkeypatch.setattr(kernels.prepare, "measures", lambda *_: True)
-    monkeypatch.setattr(kernels, "time_interaction", lambda *_: Choice(ours_us, 10.0))
+    monkeypatch.setattr(Timer, "__call__", lambda *_: [ours_us, 10.0])
     target = Target("cuda", torch.device("cpu"), devices.get("h200"))
     options = Options(cache_dir=tmp_path)
     for found in (kernels.stream_interactions(_captured(), False, options, target) for _ in range(2)):
-        assert found == [Choice(5.0, 10.0)] * taken
+        assert [made.gain_us for made in found] == [5.0] * taken
     assert not kernels.stream_interactions(_captured(), False, options.with_(interactions=False), target)
 
 
@@ -376,49 +379,43 @@ def test_the_librarys_way_computes_the_same(monkeypatch: pytest.MonkeyPatch) -> 
     assert torch.equal(gradient.transpose(0, 1), INTERACTION_BACKWARD(*made.ours, made.given))
 
 
-@pytest.mark.parametrize(("training", "want"), [(False, Choice(1.0, 10.0)), (True, Choice(4.0, 40.0))])
-def test_passes_are_timed_in_turn(training: bool, want: Choice, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ours and the library's of each; what a training step takes is the sum of both."""
+SIZES, TABLES = Sizes(33, 5, 16, 7, 0, 4), (0, 20, 30, 40, 50)
+HERE = Target("cuda", torch.device("cpu"), devices.get("h200"))
 
-    class Called:
-        """Stands for a captured function and its graph."""
 
-        def __init__(self, run: Callable[[], Any]) -> None:
-            self.run, self.graph, self.outputs = run, self, run()
+class Called:
+    """Stands for a captured function and its graph."""
 
-        def replay(self) -> None:
-            self.outputs.copy_(self.run())
+    def __init__(self, run: Callable[[], list[Tensor]]) -> None:
+        self.run, self.outputs = run, run()
 
+    def replay(self) -> None:
+        for out, right in zip(self.outputs, self.run(), strict=True):
+            out.copy_(right)
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("fault", ["", "scaled", "unwritten"])
+def test_both_passes_are_timed_and_held_to_float64(training: bool, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ours and the library's; what is timed of a training step is both passes."""
     monkeypatch.setattr(fallback, "rest", fallback.eager)
-    monkeypatch.setattr(timing, "capture", Called)
-    monkeypatch.setattr(timing, "interleaved", lambda arms, _: [[1.0], [10.0], [3.0], [30.0]][: len(arms)])
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    target = Target("cuda", torch.device("cpu"), devices.get("h200"))
-    sizes = Sizes(33, 5, 16, 7, 0, 4)
-    assert timing.time_interaction(sizes, (0, 20, 30, 40, 50), str(torch.bfloat16), training, target) == want
+    monkeypatch.setattr(clocks, "capture", Called)
+    monkeypatch.setattr(clocks, "to_choose", lambda arms: [[float(len(arm.outputs))] for arm in arms])
+    trial = timing.interaction_trial(SIZES, TABLES, str(torch.bfloat16), training, HERE)
+    right = trial.call
 
+    def wrong(candidate: Candidate, values: Sequence[Any]) -> Callable[[], Sequence[Tensor]]:
+        def run() -> Sequence[Tensor]:
+            *others, last = right(candidate, values)()
+            spoilt = last * 1.02 if fault == "scaled" else last.index_fill(0, torch.tensor(3), float("nan"))
+            return [*others, spoilt]
 
-def test_wrong_results_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    made = timing.operands(Sizes(33, 5, 16, 7, 0, 4), (0, 20, 30, 40, 50), torch.bfloat16, torch.device("cpu"))
-    right = INTERACTION(*made.ours, made.head)
+        return run if fault and candidate.strategy != FALLBACK else right(candidate, values)
 
-    class Replayed:
-        """Stands for a CUDA graph: writes what a kernel would."""
-
-        def __init__(self, value: Tensor) -> None:
-            self.value, self.out = value, value.clone()
-
-        def replay(self) -> None:
-            self.out.copy_(self.value)
-
-    def arm(value: Tensor) -> Any:
-        graph = Replayed(value)
-        return Captured(graph, graph.out, 1, lambda: None)  # pyright: ignore[reportArgumentType]
-
-    timing.check([arm(right), arm(INTERACTION_BACKWARD(*made.ours, made.given))], made)
-    unwritten = right.clone()
-    unwritten[3, 5] = float("nan")
-    for wrong in (right * 1.02, unwritten):
-        with pytest.raises(PlanError, match="an interaction computes a wrong result"):
-            timing.check([arm(wrong)], made)
+    ours = Candidate("interaction", None, None, operator="tilestream.interaction")
+    found, library_us = Timer(replace(trial, call=wrong), HERE)([ours, Candidate(FALLBACK, None, None)])
+    assert library_us == (3.0 if training else 1.0)  # of training the rows are a result too
+    if fault:
+        assert isinstance(found, PlanError) and "interaction computes a wrong result" in str(found)
+    else:
+        assert found == (2.0 if training else 1.0)

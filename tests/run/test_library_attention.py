@@ -13,10 +13,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from tilestream.devices import get
 from tilestream.errors import PlanError
 from tilestream.options import Options
-from tilestream.run import library_attention, prepare, timed_once
+from tilestream.plan import chooser
+from tilestream.plan.candidates import FALLBACK, Candidate
+from tilestream.run import library_attention, prepare, timing
 from tilestream.run.grouped_queries import call
 from tilestream.run.target import Target
-from tilestream.run.timed_once import Choice
+from tilestream.run.timer import Timer, Trial
 
 TARGET = Target("cuda", torch.device("cuda"), get("h200"))
 OPTIONS = Options(cache=False)
@@ -41,10 +43,11 @@ def graph_of(batch: int = 2, features: int = 64, bias: bool = False) -> fx.Graph
     return fx.GraphModule({}, graph)
 
 
-def streamed(monkeypatch: pytest.MonkeyPatch, graph: fx.GraphModule, choice: Any, options: Options = OPTIONS) -> list:
-    """The attentions of a graph after the choice."""
+def streamed(monkeypatch: pytest.MonkeyPatch, graph: fx.GraphModule, measure: Any, options: Options = OPTIONS) -> list:
+    """The attentions of a graph after the choice, which ``measure`` times."""
+    chooser.forget()
     monkeypatch.setattr(prepare, "measures", lambda *_: True)
-    monkeypatch.setattr(library_attention, "choose", choice)
+    monkeypatch.setattr(Timer, "__call__", measure)
     library_attention.choose_library(graph, options, TARGET)
     return [n.target for n in graph.graph.nodes if "attention" in str(n.target)]
 
@@ -52,11 +55,11 @@ def streamed(monkeypatch: pytest.MonkeyPatch, graph: fx.GraphModule, choice: Any
 @pytest.mark.parametrize(("flash", "cudnn", "wins"), [(5.0, 10.0, True), (10.0, 5.0, False)])
 def test_the_faster_one_runs(flash: float, cudnn: float, wins: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     taken = library_attention.FLASH if wins else library_attention.CUDNN
-    assert streamed(monkeypatch, graph_of(), lambda *_: Choice(flash, cudnn)) == [taken]
+    assert streamed(monkeypatch, graph_of(), lambda *_: [flash, cudnn]) == [taken]
 
 
 def test_what_flash_attention_does_not_do_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def never(*_: object) -> Choice:
+    def never(*_: object) -> list[float]:
         raise AssertionError
 
     for graph in (graph_of(bias=True), graph_of(features=512), graph_of(batch=512)):
@@ -65,7 +68,7 @@ def test_what_flash_attention_does_not_do_is_not_timed(monkeypatch: pytest.Monke
 
 
 def test_a_mistake_costs_the_choice(monkeypatch: pytest.MonkeyPatch) -> None:
-    def wrong(*_: object) -> Choice:
+    def wrong(*_: object) -> list[float]:
         raise PlanError("it is wrong", "use cuDNN's")
 
     assert streamed(monkeypatch, graph_of(), wrong) == [library_attention.CUDNN]
@@ -75,18 +78,14 @@ def test_a_mistake_costs_the_choice(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_times_are_taken_once(cache_dir: object, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the process, and by the next one from the disk."""
-    (node,) = [n for n in graph_of().graph.nodes if n.target is library_attention.CUDNN]
-    kind = library_attention.kind_of(node)
     asked: list[int] = []
 
-    def measured() -> Choice:
+    def measure(*_: object) -> list[float]:
         asked.append(1)
-        return Choice(5.0, 10.0)
+        return [5.0, 10.0]
 
     for _ in range(2):
-        monkeypatch.setattr(timed_once, "_choices", {})
-        found = [timed_once.choose("library_attention", kind, Options(), TARGET, measured) for _ in range(2)]
-        assert found == 2 * [Choice(5.0, 10.0)]
+        assert streamed(monkeypatch, graph_of(), measure, Options()) == [library_attention.FLASH]
     assert asked == [1]
 
 
@@ -96,25 +95,32 @@ def test_both_compute_the_same(causal: bool) -> None:
     layouts = 3 * (((2, 3, 128, 64), (24576, 64, 192, 1)),)
     (node,) = [n for n in graph_of().graph.nodes if n.target is library_attention.CUDNN]
     kind = library_attention.Kind(*layouts, str(torch.bfloat16), causal, 0.125)
-    made = library_attention.choose(node, kind, OPTIONS, Target("cuda", torch.device("cuda", 0), get("h200")))
-    assert made.other_us > 0 and made.present_us > 0
+    target = Target("cuda", torch.device("cuda", 0), get("h200"))
+    asked = chooser.alternative("flash attention", kind, target.hardware)
+    made = chooser.decide(asked, Timer(library_attention.trial(node, kind), target))
+    assert all(c.measured_us for c in made.candidates)
 
 
 def test_attention_is_held_to_float64(monkeypatch: pytest.MonkeyPatch) -> None:
     class Arm:
         def __init__(self, run: Any) -> None:
-            self.outputs: Tensor = run()
-            self.graph = self
+            self.outputs: list[Tensor] = run()
             self._run = run
 
         def replay(self) -> None:
-            self.outputs.copy_(self._run())
+            for out, right in zip(self.outputs, self._run(), strict=True):
+                out.copy_(right)
 
     exact = torch.randn(4, 8, dtype=torch.float64)
-    monkeypatch.setattr(timed_once, "capture", Arm)
-    monkeypatch.setattr(timed_once, "to_choose", lambda arms: [[1.0], [2.0]])
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    right = timed_once.timed("one", lambda: exact.bfloat16(), lambda: exact.bfloat16(), exact)
-    assert right == Choice(1.0, 2.0) and right.wins
-    with pytest.raises(PlanError, match="wrong result"):
-        timed_once.timed("one", lambda: exact.bfloat16() + 1, lambda: exact.bfloat16(), exact)
+    off = [0.0]
+    monkeypatch.setattr(timing, "capture", Arm)
+    monkeypatch.setattr(timing, "to_choose", lambda arms: [[1.0], [2.0]][: len(arms)])
+    trial = Trial(
+        "attention", lambda: [exact.bfloat16()], lambda *_: lambda: [exact.bfloat16() + off[0]], lambda x: [x]
+    )
+    here = Target("reference", torch.device("cpu"), get("h200"))
+    candidates = Candidate("one", None, None, operator="one"), Candidate(FALLBACK, None, None)
+    assert Timer(trial, here)(candidates) == [1.0, 2.0]
+    off[0] = 1.0
+    wrong, _ = Timer(trial, here)(candidates)
+    assert isinstance(wrong, PlanError) and "wrong result" in str(wrong)

@@ -16,7 +16,7 @@ from tilestream.graph.selection import Partition, partition
 from tilestream.ir.shapes import check_shapes
 from tilestream.run import oracle
 from tilestream.run.call import apply, ready
-from tilestream.run.measure import float64, random_arguments
+from tilestream.run.made_up import random_arguments
 
 
 @pytest.fixture(autouse=True)
@@ -47,7 +47,7 @@ def test_a_module_is_one_region_with_the_same_meaning(name: str):
     got = interpreted(region).on_values(values)
     with torch.no_grad():
         eager = list(region.graph(*values))
-    error, own, good = oracle.judge(got, eager, float64(region.graph, values))
+    error, own, good = oracle.judge(got, eager, oracle.in_float64(region.graph, values))
     assert good, f"error {error:.2e}, eager's {own:.2e}"
     for mine, plain in zip(got, eager, strict=True):
         assert (mine.shape, mine.dtype, mine.stride()) == (plain.shape, plain.dtype, plain.stride())
@@ -144,7 +144,7 @@ def test_float64_run_does_not_round():
     module, inputs = example(ALL["casts"], torch.bfloat16)
     (region,) = cut(module, *inputs).regions
     values = random_arguments(region)
-    (exact,) = float64(region.graph, values)
+    (exact,) = oracle.in_float64(region.graph, values)
     assert exact.dtype == torch.float64
     assert not torch.equal(exact, exact.bfloat16().double())
 

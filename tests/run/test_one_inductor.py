@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +26,15 @@ from tilestream.announce import STRICT
 from tilestream.devices import get
 from tilestream.errors import PlanError
 from tilestream.graph import selection
+from tilestream.graph.real import real
 from tilestream.options import Options, split
-from tilestream.plan.planner import Candidate, Plan
-from tilestream.run import executable, fallback, prepare, whole
+from tilestream.plan import planner
+from tilestream.plan.candidates import Candidate, Plan
+from tilestream.run import executable, fallback, prepare, timing, whole
 from tilestream.run import inductor as one
 from tilestream.run.graphs import Compilation
 from tilestream.run.target import Target
+from tilestream.run.timer import Timer
 
 pytestmark = pytest.mark.usefixtures("fresh")
 
@@ -260,7 +263,7 @@ def broken(*_: Any, **__: Any) -> Any:
         "tilestream.run.graphs.plan_graph",
         "tilestream.run.graphs.Calls",
         "tilestream.run.place.encode",
-        "tilestream.run.prepare.cached_plan",
+        "tilestream.run.prepare.chooser.choose",
         "tilestream.run.prepare.executable",
         "tilestream.run.inductor.simplified",
     ],
@@ -283,14 +286,14 @@ def test_a_mistake_of_ours_costs_regions_and_no_call(
 
 
 def test_one_region_that_cannot_be_planned_costs_itself_alone(quick: None, monkeypatch: pytest.MonkeyPatch):
-    right = prepare.cached_plan
+    right = planner.proposals
 
-    def plan(program: Any, *rest: Any) -> Any:
+    def proposals(program: Any, *rest: Any) -> Any:
         if any(t.shape == (13, 9) for t in program.tensors):
             raise PlanError("not this one", "use the other")
         return right(program, *rest)
 
-    monkeypatch.setattr(prepare, "cached_plan", plan)
+    monkeypatch.setattr(planner, "proposals", proposals)
     check(two_regions(), torch.randn(37, 9).bfloat16())
     assert [a.problem for a in prepare.analyses()] == ["not this one. Remedy: use the other", ""]
 
@@ -337,7 +340,7 @@ def _first_fails(right: Any) -> Any:
 
 def test_without_fallback_a_mistake_is_an_error(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv(STRICT)
-    monkeypatch.setattr("tilestream.run.prepare.cached_plan", broken)
+    monkeypatch.setattr("tilestream.run.prepare.chooser.choose", broken)
     module = nn.Sequential(linear(9, 13), nn.ReLU()).bfloat16()
     with torch.no_grad(), pytest.raises(Exception, match="a mistake of ours"):
         compiled(module, fallback=False)(torch.randn(37, 9).bfloat16())
@@ -353,16 +356,18 @@ def timings(quick: None, monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     us = {"streamed": 100.0, "inductor": 90.0, "gain": 5.0, "at most": 1.5}
     monkeypatch.setattr(whole, "_wholes", [])
     monkeypatch.setattr(whole.Whole, "_measures", lambda self: True)
-    monkeypatch.setattr(whole, "gain", lambda plan: us["gain"])
+    monkeypatch.setattr(Plan, "gain_us", property(lambda plan: us["gain"]))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (10**12, 10**12))
 
-    def timed(functions: list[Any]) -> list[float]:
-        for function in functions:
-            function()
-        return [us["streamed"], us["inductor"]][: len(functions)]
+    def times(timer: Timer, candidates: Sequence[Candidate]) -> list[float]:
+        with real(torch.device("cpu")):
+            values = timer.trial.make()
+            for candidate in candidates:
+                timer.trial.call(candidate, values)()
+        return [us["streamed" if c.strategy == whole.STREAMED else "inductor"] for c in candidates]
 
-    monkeypatch.setattr(whole, "timed_to_choose", timed)
-    monkeypatch.setattr(whole, "at_most_us", lambda function: timed([function])[0] * us["at most"])
+    monkeypatch.setattr(Timer, "__call__", times)
+    monkeypatch.setattr(timing, "at_most_us", lambda function: function() and us["streamed"] * us["at most"])
     return us
 
 
@@ -409,7 +414,7 @@ def test_what_was_kept_is_remembered(timings: dict[str, float], monkeypatch: pyt
     module, x = two_regions(), torch.randn(37, 9).bfloat16()
     check(module, x)
     torch._dynamo.reset()
-    monkeypatch.setattr(whole, "timed_to_choose", broken)
+    monkeypatch.setattr(Timer, "__call__", broken)
     check(module, x)
     first, second = whole.wholes()
     assert first == second and not first.streams

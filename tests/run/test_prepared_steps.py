@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -17,12 +17,13 @@ from tilestream.graph.region import Region
 from tilestream.ir.pipeline import Pipeline
 from tilestream.options import Options
 from tilestream.plan import find
+from tilestream.plan.candidates import FALLBACK, Candidate
 from tilestream.plan.gradient_launches import GradientLaunch
-from tilestream.plan.planner import Candidate
-from tilestream.run import ahead, backward_chains, fallback, gradients, prepare
+from tilestream.run import ahead, gradients, prepare
 from tilestream.run.graphs import Compilation
 from tilestream.run.joint import Partitioner
 from tilestream.run.target import resolve
+from tilestream.run.timer import Timer
 
 pytestmark = pytest.mark.usefixtures("fresh")
 
@@ -54,7 +55,7 @@ def test_both_graphs_are_prepared_before_the_first_is_planned(monkeypatch: pytes
     monkeypatch.setattr(find, "partition", lambda *a, **k: (looked.append(True), partition(*a, **k))[1])
     monkeypatch.setattr(prepare, "planned", lambda r, *rest: (planned.append(r.program), plan(r, *rest))[1])
     monkeypatch.setattr(prepare, "measures", lambda *_: bool(cutting))
-    monkeypatch.setattr(prepare, "Measurer", lambda *_: predicted)
+    monkeypatch.setattr(Timer, "__call__", predicted)
     monkeypatch.setattr(Compilation, "prepare", prepared)
     monkeypatch.setattr(ahead, "begin", begin)
     monkeypatch.setattr(gradients, "prepare", begin_sums)
@@ -65,7 +66,7 @@ def test_both_graphs_are_prepared_before_the_first_is_planned(monkeypatch: pytes
     assert summed == [3]
 
 
-def predicted(candidates: Sequence[Candidate]) -> list[float]:
+def predicted(_: object, candidates: Sequence[Candidate]) -> list[float]:
     return [c.predicted_us or 1.0 for c in candidates]
 
 
@@ -80,24 +81,18 @@ def test_both_graphs_are_planned_when_they_are_cut(monkeypatch: pytest.MonkeyPat
         cut(self, forward, backward)
         cutting.pop()
 
-    def measurer(region: Region, *_: object) -> Callable[[Sequence[Candidate]], list[float]]:
-        def measure(candidates: Sequence[Candidate]) -> list[float]:
-            if len(timed) == 1:
-                fallback.rest(region.graph)
-            timed.append(("region", cutting == [True]))
-            return predicted(candidates)
-
-        return measure
-
-    def gradients_us(*_: object) -> tuple[float, float]:
-        timed.append(("gradients", cutting == [True]))
-        return 1.0, 2.0
+    def times(timer: Timer, candidates: Sequence[Candidate]) -> list[float]:
+        what = timer.trial.name
+        if what == "backward chain":
+            return [2.0, 1.0]
+        if len(timed) == 1 and what != "weight gradients":
+            timer.trial.call(Candidate(FALLBACK, None, None), timer.trial.make())
+        timed.append((what if what == "weight gradients" else "region", cutting == [True]))
+        return [1.0, 2.0] if what == "weight gradients" else predicted(timer, candidates)
 
     for module in (prepare, ahead):
         monkeypatch.setattr(module, "measures", lambda *_: True)
-    monkeypatch.setattr(prepare, "Measurer", measurer)
-    monkeypatch.setattr(gradients, "time_gradients", gradients_us)
-    monkeypatch.setattr(backward_chains, "time_pair", lambda *_: (2.0, 1.0))
+    monkeypatch.setattr(Timer, "__call__", times)
     monkeypatch.setattr(Compilation, "prepare", prepared)
     net = nn.Sequential(nn.Linear(24, 40), nn.ReLU(), nn.Linear(40, 8)).bfloat16()
     x = torch.randn(130, 24).bfloat16()
@@ -105,7 +100,7 @@ def test_both_graphs_are_planned_when_they_are_cut(monkeypatch: pytest.MonkeyPat
     got = [p.grad for p in net.parameters()]
     net.zero_grad()
     net(x).sum().backward()
-    assert all(when for _, when in timed) and {what for what, _ in timed} == {"region", "gradients"}
+    assert all(when for _, when in timed) and {what for what, _ in timed} == {"region", "weight gradients"}
     for mine, p in zip(got, net.parameters(), strict=True):
         torch.testing.assert_close(mine, p.grad, rtol=0.1, atol=0.01)
 

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from tilestream.graph.capture import capture
 from tilestream.run import oracle
-from tilestream.run.measure import float64
 
 POINTWISE = [torch.relu, torch.sigmoid, F.silu, torch.tanh, lambda x: x * 0.5 + 1, lambda x: 2 - x, torch.neg]
 OUTSIDE = [lambda x: x.cumsum(-1) / x.shape[-1], lambda x: x.sort(-1)[0], lambda x: x - x.mean(0, keepdim=True)]
@@ -91,7 +90,7 @@ def test_regions_and_the_rest_mean_the_model(seed: int, lead: tuple[int, ...], f
     values = [torch.randn(f.shape).div(f.shape[-1] ** 0.5 if f.dim() == 2 else 1).to(f.dtype) for f in fakes]
     with torch.no_grad():
         eager = graph(*values)
-    exact = float64(graph, values)
+    exact = oracle.in_float64(graph, values)
     stream(graph)
     got = graph(*values)
     for mine, plain, reference in zip(got, eager, exact, strict=True):

@@ -27,21 +27,23 @@ from tilestream.kernels.product.shared_tile import Tail as Exchange
 from tilestream.kernels.product.shared_tile import build
 from tilestream.kernels.product.sharing import Middle
 from tilestream.options import Options
-from tilestream.plan import few_rows
+from tilestream.plan import chooser, few_rows
 from tilestream.plan.analyse import analyse
+from tilestream.plan.candidates import FALLBACK, Candidate
 from tilestream.plan.find import Found
 from tilestream.plan.passes.share_tile import share_tile
-from tilestream.plan.planner import FALLBACK, Candidate, proposals
+from tilestream.plan.planner import proposals
 from tilestream.plan.tails import all_promising, promising
 from tilestream.reference.mesh_machine import Moved, run_meshes
 from tilestream.reference.ops import FLOAT64
-from tilestream.run import ahead, prepare, timed_once
+from tilestream.run import ahead, prepare
 from tilestream.run import tails as run_tails
 from tilestream.run.backend import tilestream
 from tilestream.run.operator import REGION
 from tilestream.run.place import place
 from tilestream.run.spec import decode
 from tilestream.run.target import Target
+from tilestream.run.timer import Timer
 
 aten = torch.ops.aten
 H200 = devices.get("h200")
@@ -184,18 +186,14 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Every pipeline takes 10 us by measurement, and a library with a tail what this list says."""
     split_us: list[float] = [9.0]
 
-    class Stub:
-        def __init__(self, *_: Any, graphs: Any = None, **__: Any) -> None:
-            self.graphs = graphs or {}
-
-        def __call__(self, candidates: Sequence[Candidate]) -> list[float]:
-            return [split_us[0] if c.detail in self.graphs else 20.0 if c.strategy == FALLBACK else 10.0
-                    for c in candidates]  # fmt: skip
+    def times(_: Timer, candidates: Sequence[Candidate]) -> list[float]:
+        tail = any(c.strategy == run_tails.TAIL for c in candidates)
+        library_us = 10.0 if tail else 20.0  # beside a tail the fallback is what the region's plan chose
+        return [split_us[0] if c.strategy == run_tails.TAIL else library_us if c.strategy == FALLBACK else 10.0
+                for c in candidates]  # fmt: skip
 
     monkeypatch.setattr(prepare, "measures", lambda *_: True)
-    for module in (prepare, run_tails):
-        monkeypatch.setattr(module, "Measurer", Stub)
-    monkeypatch.setattr(timed_once, "_choices", {})
+    monkeypatch.setattr(Timer, "__call__", times)
     monkeypatch.setattr(ahead, "begin", lambda *_: None)
     return split_us
 
@@ -213,7 +211,7 @@ def test_a_region_starts_later_where_that_is_faster(
     assert [layers(t.region) for t in shorter.values()] == [[256, 1]]
     assert [layers(r) for r in found.with_tails(run_tails.faster(found, shorter, options, HERE)).regions] == want
     measured[0] = 1e3 if later else 0.0  # the next process believes what this one has found
-    monkeypatch.setattr(timed_once, "_choices", {})
+    chooser.forget()
     (cut,) = found.with_tails(run_tails.faster(found, shorter, options, HERE)).cuts
     assert [layers(cut.region)] == want
     assert {*cut.nodes} <= {*graph.graph.nodes} and cut.region.name == found.regions[0].name

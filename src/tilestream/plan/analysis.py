@@ -9,8 +9,8 @@ from tilestream import devices
 from tilestream.devices import Device
 from tilestream.graph.eager import EagerOp
 from tilestream.options import Options
+from tilestream.plan.candidates import FALLBACK, Candidate
 from tilestream.plan.parts import Coverage, Excluded, GraphAnalysis, RegionAnalysis, Share
-from tilestream.plan.planner import FALLBACK, Candidate
 from tilestream.plan.shown import pipelines_us, total_us
 from tilestream.plan.whole import WholePlan, region_kernels, whole
 

@@ -1,4 +1,7 @@
-"""Plans on disk, so that a second process starts warm. JSON files, one a plan; a file can be lost, not believed."""
+"""Plans on disk, so that a second process starts warm. JSON files, one a plan; a file can be lost, not believed.
+
+``plan.chooser`` names them, by all that decides.
+"""
 
 from __future__ import annotations
 
@@ -7,85 +10,17 @@ import json
 import logging
 import os
 import tempfile
-from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from tilestream.devices import Device
 from tilestream.errors import CacheError
-from tilestream.ir.pipeline import TILE_ROWS, Pipeline
 from tilestream.ir.serialise import pipeline_from_json, pipeline_to_json
-from tilestream.options import Options
-from tilestream.plan import few_rows
-from tilestream.plan.planner import Candidate, Measure, Plan, plan
-from tilestream.plan.turned import NONE, Turned
+from tilestream.plan.candidates import Candidate, Plan
 
 log = logging.getLogger(__name__)
 
 _announced: set[str] = set()  # folders that could not be written, said once a process
-
-
-def cached_plan(
-    program: Pipeline,
-    rows: int,
-    device: Device,
-    options: Options,
-    measure: Measure | None = None,
-    turned: Turned = NONE,
-) -> Plan:
-    """``planner.plan``, remembered under ``options.cache_folder`` unless ``options.cache`` is off.
-
-    A plan made for one number of rows serves its whole ``bucket``. Measured and predicted plans are kept apart. One
-    that was chosen while a kernel was late, on a busy machine, serves this process alone: the next one may find that
-    kernel built.
-    A folder that cannot be written is announced once, and planning goes on without it.
-
-    Raises:
-        PlanError: as ``planner.plan``.
-    """
-    if not options.cache:
-        return plan(program, rows, device, options, measure, turned)
-    cache = PlanCache(options.cache_folder)
-    name = key(program, rows, device, options, measure is not None, turned)
-    found = cache.load(name)
-    if found is None:
-        found = plan(program, rows, device, options, measure, turned)
-        if not any(c.late for c in found.candidates):
-            cache.store(name, found)
-    return found
-
-
-def is_cached(program: Pipeline, rows: int, device: Device, options: Options, turned: Turned = NONE) -> bool:
-    """Whether ``cached_plan`` would find a measured plan."""
-    name = key(program, rows, device, options, True, turned)
-    return options.cache and os.path.exists(PlanCache(options.cache_folder).path(name))
-
-
-def bucket(rows: int) -> int:
-    """The least power of two of tiles that holds ``rows``, in rows; 0 if not known. One plan a bucket."""
-    if rows <= 0:
-        return 0
-    tiles = -(-rows // TILE_ROWS)
-    return TILE_ROWS * (1 << (tiles - 1).bit_length())
-
-
-def key(program: Pipeline, rows: int, device: Device, options: Options, measured: bool, turned: Turned = NONE) -> str:
-    """A sha256 over everything that the plan depends on."""
-    few = few_rows.bin_of(program, rows)
-    parts = {
-        "program": pipeline_to_json(program, sources=False),
-        "rows": few or bucket(rows),
-        "device": asdict(device),
-        "options": {"strategy": options.strategy, "queue_depth": options.queue_depth, "target": options.target},
-        "effort": options.effort,
-        "measured": measured,
-        "in_any_order": few_rows.in_any_order(options),
-        "turned": turned.weights if few else (),
-        "by_cluster": few > 0 and few_rows.by_cluster(options),
-        "versions": versions(),
-    }
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
 def versions() -> dict[str, str]:
@@ -219,6 +154,7 @@ def plan_to_json(made: Plan) -> dict[str, Any]:
                 "measured_us": c.measured_us,
                 "rejected": c.rejected,
                 "simulated_us": c.simulated_us,
+                "operator": c.operator,
             }
             for c in made.candidates
         ],
@@ -242,6 +178,7 @@ def plan_from_json(data: Any) -> Plan:
                 c["rejected"],
                 c["detail"],
                 simulated_us=c["simulated_us"],
+                operator=c["operator"],
             )
             for c in data["candidates"]
         )

@@ -1,4 +1,4 @@
-"""One way to run a region, with what it is predicted to take, what is shown of it, and what it took."""
+"""Ways to run one thing, with what each is predicted to take, what is shown of it and what it took; and which runs."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ FALLBACK = "fallback"
 
 @dataclass(frozen=True)
 class Candidate:
-    """One way to run a region. ``pipeline`` None is the fallback, Inductor.
+    """One way to run something: a pipeline, an operator, or the fallback, which is what runs without us.
 
+    ``operator`` names what runs where that is no pipeline: an operator, or a compiled graph.
     ``predicted_us`` is the cost model's, which ranks; ``simulated_us`` what is shown, where the choice is by that.
     ``rejected`` says why it cannot be chosen; ``detail`` tells candidates of one strategy apart. One that is ``late``
-    was rejected only because its kernel was still being built when all others were timed.
+    was rejected only for the moment: its kernel was still being built when others were timed, or memory was short.
     """
 
     strategy: str
@@ -28,14 +29,21 @@ class Candidate:
     detail: str = ""
     late: bool = False
     simulated_us: float | None = None
+    operator: str = ""
 
     def __post_init__(self) -> None:
-        if self.pipeline is None and self.strategy != FALLBACK and not self.rejected:
+        runs = self.pipeline is not None or self.operator or self.strategy == FALLBACK
+        if not runs and not self.rejected:
             raise ValueError(f"a refused candidate, {self.name}, has no reason")
 
     @property
     def name(self) -> str:
         return f"{self.strategy} ({self.detail})" if self.detail else self.strategy
+
+    @property
+    def usable(self) -> bool:
+        """Whether it may replace the fallback."""
+        return self.strategy != FALLBACK and not self.rejected
 
 
 def prediction_of(c: Candidate) -> float:
@@ -54,5 +62,68 @@ def time_of(c: Candidate) -> float:
 
 
 def fallback_of(candidates: Sequence[Candidate]) -> Candidate:
-    """The one that every region has: Inductor."""
+    """The one that always runs: Inductor, a library, or what the graph has."""
     return next(c for c in candidates if c.strategy == FALLBACK)
+
+
+def known(candidates: Sequence[Candidate]) -> Sequence[Candidate]:
+    """Those of which it is known what is shown of them, where it is of any: a prediction is not compared with that."""
+    return [c for c in candidates if c.simulated_us is not None] or candidates
+
+
+def rejections(candidates: Sequence[Candidate]) -> list[str]:
+    """Why candidates were rejected, each reason once: ``vertical, spatial (1 layer a stage): too wide``."""
+    names: dict[str, list[str]] = {}
+    for candidate in candidates:
+        if candidate.rejected:
+            names.setdefault(candidate.rejected, []).append(candidate.name)
+    return [f"{', '.join(who)}: {why}" for why, who in names.items()]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All candidates of a region, or of what else is chosen, at ``rows`` rows on ``device``, and the one that runs.
+    ``rows`` is 0 where they make no difference."""
+
+    region: str
+    rows: int
+    device: str
+    candidates: tuple[Candidate, ...]
+    chosen: Candidate
+
+    @property
+    def fallback(self) -> Candidate:
+        """What runs without us."""
+        return fallback_of(self.candidates)
+
+    @property
+    def wins(self) -> bool:
+        """Whether something else than the fallback runs."""
+        return self.chosen.strategy != FALLBACK
+
+    @property
+    def gain_us(self) -> float:
+        """Microseconds that the choice takes less than the fallback: measured where both were, else predicted; 0 where
+        neither is known."""
+        mine, theirs = self.chosen, self.fallback
+        for a, b in ((mine.measured_us, theirs.measured_us), (mine.predicted_us, theirs.predicted_us)):
+            if a is not None and b is not None:
+                return b - a
+        return 0.0
+
+    def best_pipeline(self) -> Candidate | None:
+        """The legal pipeline that is expected to be fastest, for who never gives way to the fallback; None without."""
+        legal = [c for c in self.candidates if c.pipeline is not None and not c.rejected]
+        return min(known(legal), key=expected_of, default=None)
+
+    def summary(self) -> str:
+        """One line: the choice, its time, and the fallback's."""
+        where = f"{self.rows} rows on {self.device}" if self.rows else self.device
+        return f"{self.chosen.name}, {_told(self.chosen)}; fallback {_told(self.fallback)}; {where}"
+
+
+def _told(c: Candidate) -> str:
+    if c.measured_us is not None:
+        return f"{c.measured_us:.1f} us measured"
+    us = expected_of(c)
+    return f"{us:.1f} us predicted" if math.isfinite(us) else "no prediction"

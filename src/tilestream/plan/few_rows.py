@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -27,6 +28,7 @@ from tilestream.kernels.product.shared_tile.find import NARROW
 from tilestream.kernels.product.shared_tile.model import SHORT_TILE
 from tilestream.kernels.product.sharing import Middle
 from tilestream.options import Options
+from tilestream.plan import margins
 from tilestream.plan.passes import merge_common_ops, remove_dead_ops
 from tilestream.plan.passes.share_tile import LONG, Allowed, Split, fewer_groups, share_tile, splits, tiles_for
 from tilestream.plan.passes.verified import Pass, verified
@@ -84,9 +86,11 @@ def most_timed(options: Options) -> int:
     return {"model": 1, "measured": TOP, "exhaustive": 1000}[options.effort]
 
 
-def patience_s(options: Options) -> float | None:
-    """How long a region's kernels are waited for once one is timed; None where as for any other."""
-    return MINUTE_S if options.effort == "exhaustive" else None
+def patience_s(options: Options) -> float:
+    """How long a region's kernels are waited for once one is timed; all of them where a strategy is forced."""
+    if options.strategy != "auto":
+        return math.inf
+    return MINUTE_S if options.effort == "exhaustive" else margins.PATIENCE_S
 
 
 @lru_cache(maxsize=256)

@@ -11,11 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from tilestream.devices import Device
+from tilestream.plan import margins
 from tilestream.plan.candidates import FALLBACK, Candidate, prediction_of
 from tilestream.plan.shown import pipeline_us
-
-EACH = 4
-"""Of a strategy, those that are simulated. Of 896 choices (``benchmarks/fit/scaled_devices.py``) 4 leave none wrong."""
 
 STUCK = "the simulator cannot bring it to its end on this device"
 
@@ -23,10 +21,10 @@ Shown = Callable[[], float | None]
 
 
 def finalists(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """The ``EACH`` best of every strategy by prediction, among those that are legal."""
+    """The ``margins.EACH_SHOWN`` best of every strategy by prediction, among those that are legal."""
     legal = sorted((c for c in candidates if c.pipeline is not None and not c.rejected), key=prediction_of)
     strategies = dict.fromkeys(c.strategy for c in legal)
-    return [c for name in strategies for c in [c for c in legal if c.strategy == name][:EACH]]
+    return [c for name in strategies for c in [c for c in legal if c.strategy == name][: margins.EACH_SHOWN]]
 
 
 def simulated(

@@ -13,10 +13,12 @@ from tilestream.graph.convexity import Groups, successors
 from tilestream.graph.gradients import GradientSite, aliases, find_gradients, together
 from tilestream.graph.interaction import longer
 from tilestream.ir.pipeline import DTYPE_BYTES, Pipeline
+from tilestream.ir.serialise import pipeline_to_json
 from tilestream.kernels.gradients.stationary.cost import cost
 from tilestream.options import Options
+from tilestream.plan.candidates import FALLBACK, Candidate
+from tilestream.plan.chooser import Question
 from tilestream.plan.gradients import STRATEGY, Gradient, library_s, weight_gradients
-from tilestream.plan.planner import FALLBACK, Candidate, Plan, is_faster
 
 LEAST_ROWS = 4096
 """Rows from which on gradients may be streamed: fewer are a handful of microseconds for anybody."""
@@ -118,25 +120,29 @@ def gradient_launches(sites: Sequence[GradientSite], hardware: Device, maker: Ma
     return made
 
 
-def proposal(launch: GradientLaunch, hardware: Device) -> tuple[Candidate, Candidate]:
-    """The stationary sums and the library's kernels, each with its prediction.
+def question(launch: GradientLaunch, hardware: Device, forced: bool = False) -> Question:
+    """Whether a launch runs as stationary sums or by the library's kernels.
+
+    Predicted by ``library_s``, not by the event loop: the latter's kernels of such sums are too fast (three layers 64
+    wide take Inductor 109 us at 262,144 rows, measured), and a GPU, where both are timed, would choose otherwise.
+
+    Args:
+        forced: the library is no alternative.
 
     Raises:
         PlanError: from ``weight_gradients``.
     """
     pipeline = launch.pipeline(hardware)
-    ours = Candidate(STRATEGY, pipeline, cost(pipeline, launch.rows, hardware).total_s * 1e6)
-    return ours, Candidate(FALLBACK, None, library_s(launch.layers, launch.rows, hardware) * 1e6)
 
+    def propose() -> tuple[Candidate, ...]:
+        ours_us = cost(pipeline, launch.rows, hardware).total_s * 1e6
+        library_us = library_s(launch.layers, launch.rows, hardware) * 1e6
+        return Candidate(STRATEGY, pipeline, ours_us), Candidate(FALLBACK, None, library_us)
 
-def decided(launch: GradientLaunch, hardware: Device, ours: Candidate, other: Candidate, forced: bool) -> Plan:
-    """The plan of a launch: by what was measured, else predicted; ``forced``: the library is no alternative.
+    def decides() -> list[object]:
+        return [pipeline_to_json(pipeline, sources=False), launch.rows]
 
-    By ``library_s``, not by the event loop: the latter's kernels of such sums are too fast (three layers 64 wide take
-    Inductor 109 us at 262,144 rows, measured), and a GPU, where both are timed, would choose otherwise.
-    """
-    chosen = ours if forced or is_faster(ours, other) else other
-    return Plan("gradients", launch.rows, hardware.name, (ours, other), chosen)
+    return Question("gradients", launch.rows, hardware, decides, propose, forced)
 
 
 def padded(columns: int, dtype: str) -> int:

@@ -10,9 +10,9 @@ from torch import fx
 from tilestream.graph.capture import Kind
 from tilestream.graph.selection import Cut, Exclusion
 from tilestream.ir.pipeline import Pipeline
+from tilestream.plan.candidates import Candidate, Plan
 from tilestream.plan.gradient_launches import GradientLaunch
 from tilestream.plan.pairs import Pair
-from tilestream.plan.planner import Candidate, Plan
 
 
 @dataclass(frozen=True)

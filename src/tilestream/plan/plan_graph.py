@@ -17,11 +17,11 @@ from tilestream.graph.nodes import computes, name
 from tilestream.graph.provenance import module_path
 from tilestream.graph.selection import Cut
 from tilestream.plan.backward_chains import STRATEGY
+from tilestream.plan.candidates import Candidate, Plan
 from tilestream.plan.find import Found
 from tilestream.plan.gradient_launches import GradientLaunch, gradient_launches
 from tilestream.plan.pairs import Pair, find_pair, maker
 from tilestream.plan.parts import RegionAnalysis
-from tilestream.plan.planner import Candidate, Plan
 
 
 class Plans(Protocol):

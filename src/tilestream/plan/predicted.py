@@ -20,15 +20,15 @@ from tilestream.graph.selection import Cut
 from tilestream.options import Options
 from tilestream.plan import planner
 from tilestream.plan.analysis import Analysis
-from tilestream.plan.candidates import Candidate, expected_of
+from tilestream.plan.candidates import Candidate, Plan, expected_of
 from tilestream.plan.chain_choice import expected
+from tilestream.plan.chooser import decide
 from tilestream.plan.find import LONE, NO_ROWS, Found, find, is_lone
-from tilestream.plan.gradient_launches import GradientLaunch, decided, proposal
+from tilestream.plan.gradient_launches import GradientLaunch, question
 from tilestream.plan.hints import hints
 from tilestream.plan.pairs import Pair
 from tilestream.plan.parts import Excluded, GraphAnalysis, RegionAnalysis, Share
 from tilestream.plan.plan_graph import numbered, of_cut, plan_graph
-from tilestream.plan.planner import Plan
 from tilestream.plan.tails import all_promising
 from tilestream.plan.turned import turned
 from tilestream.plan.whole import inductor_kernels
@@ -98,8 +98,7 @@ class Predicted:
         return of_cut(cut, plan, problem, copied.us, self.alone)
 
     def sums(self, launch: GradientLaunch) -> Plan:
-        forced = self.options.target == "reference"
-        return decided(launch, self.device, *proposal(launch, self.device), forced)
+        return decide(question(launch, self.device, forced=self.options.target == "reference"))
 
     def chain(self, pair: Pair, apart: Sequence[Candidate]) -> Plan:
         apart_us = sum(expected_of(c) for c in apart if c.predicted_us is not None)

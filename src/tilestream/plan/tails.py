@@ -16,7 +16,8 @@ from tilestream.graph.tails import Tail, tails
 from tilestream.ir.pipeline import TILE_ROWS
 from tilestream.kernels.product.shared_tile import MOST_ROWS
 from tilestream.options import Options
-from tilestream.plan.planner import Candidate, fallback_of, proposals
+from tilestream.plan.candidates import Candidate, fallback_of
+from tilestream.plan.planner import proposals
 from tilestream.plan.turned import turned
 
 PROMISING = 0.9

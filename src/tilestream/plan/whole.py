@@ -21,11 +21,11 @@ from tilestream.ir.pipeline import Pipeline
 from tilestream.ir.plain import by_rows, plain
 from tilestream.ir.taps import sizes_at
 from tilestream.ir.traffic import traffic
+from tilestream.plan.candidates import Candidate
 from tilestream.plan.fusion import units
 from tilestream.plan.library import eager_kernel, kernels
 from tilestream.plan.messages import sum_kernels
 from tilestream.plan.parts import GraphAnalysis, RegionAnalysis, RegionKind
-from tilestream.plan.planner import Candidate
 from tilestream.plan.shown import pipelines_us, predicted_by
 from tilestream.plan.values import Readers, moved
 from tilestream.simulator import run

@@ -14,14 +14,14 @@ from rich.text import Text
 from tilestream.graph.epilogues import with_relu
 from tilestream.ir.launches import cut_at_dram
 from tilestream.plan.analysis import Analysis
+from tilestream.plan.candidates import FALLBACK, rejections
 from tilestream.plan.parts import RegionAnalysis
-from tilestream.plan.planner import FALLBACK, rejections
 from tilestream.report import excluded, facts, launches, parts, whole
 from tilestream.report.glossary import DIVIDED
 from tilestream.report.words import WIDTH, count, microseconds, shortened, size
 
 if TYPE_CHECKING:
-    from tilestream.plan.planner import Candidate
+    from tilestream.plan.candidates import Candidate
 
 REGISTERS = (
     "registers: of a consumer's thread, estimated. The compiler reports 168, with which every thread starts; then "

@@ -11,8 +11,7 @@ from tilestream.ir.launches import cut_at_dram
 from tilestream.ir.pipeline import Pipeline, Queue, Stage, TileOp, Transport
 from tilestream.ir.sizes import weight_bytes
 from tilestream.ir.taps import Tap
-from tilestream.plan.candidates import Candidate, expected_of
-from tilestream.plan.planner import Plan
+from tilestream.plan.candidates import Candidate, Plan, expected_of
 from tilestream.plan.shown import predicted_by
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tilestream.plan.analysis import Analysis
+from tilestream.plan.candidates import FALLBACK
 from tilestream.plan.parts import RegionAnalysis
-from tilestream.plan.planner import FALLBACK
 from tilestream.plan.shown import total_us
 from tilestream.report.words import count
 

@@ -16,8 +16,8 @@ from tilestream.ir import traffic
 from tilestream.ir.launches import cut_at_dram
 from tilestream.ir.pipeline import Pipeline
 from tilestream.plan.analysis import Analysis
+from tilestream.plan.candidates import Candidate
 from tilestream.plan.parts import RegionAnalysis
-from tilestream.plan.planner import Candidate
 from tilestream.report import charts, drawing, excluded, facts, launches, parts, whole
 from tilestream.report.explain import REGISTERS, Report, sms, strategy, weights
 from tilestream.report.glossary import DIVIDED, WORDS

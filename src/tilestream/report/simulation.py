@@ -15,7 +15,7 @@ from tilestream import devices
 from tilestream.ir.pipeline import Pipeline
 from tilestream.ir.plain import by_rows
 from tilestream.plan.analysis import Analysis
-from tilestream.plan.planner import rejections
+from tilestream.plan.candidates import rejections
 from tilestream.plan.replan import by_strategy
 from tilestream.report import launches, whole
 from tilestream.report.explain import as_text

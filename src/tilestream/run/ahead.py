@@ -10,8 +10,8 @@ from functools import partial
 from tilestream.graph.region import Region
 from tilestream.ir.pipeline import Pipeline
 from tilestream.options import Options
-from tilestream.plan import few_rows
-from tilestream.plan.cache import is_cached
+from tilestream.plan import few_rows, margins
+from tilestream.plan.chooser import kept
 from tilestream.plan.cost import product_bound_us
 from tilestream.plan.gradient_launches import GradientLaunch
 from tilestream.plan.planner import likely_against, proposals, shortlist
@@ -19,9 +19,9 @@ from tilestream.plan.turned import turned
 from tilestream.run import gradients
 from tilestream.run.collector import collect_once
 from tilestream.run.executable import build_ahead, first_built
-from tilestream.run.measure import PATIENCE_S, begin_inductors
-from tilestream.run.prepare import is_lone, kernels_kept, measures, near_plan, plan
+from tilestream.run.prepare import is_lone, kernels_kept, measures, near_plan, plan, question
 from tilestream.run.target import Target
+from tilestream.run.time_regions import begin_inductors
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ def plan_as_built(
             index = first_built(groups, target.kind, 0.0, in_turn=True)
             if index is None:
                 collected = collected or collect_once()
-                index = first_built(groups, target.kind, PATIENCE_S, in_turn=True)
+                index = first_built(groups, target.kind, margins.PATIENCE_S, in_turn=True)
             job = left.pop(index or 0)
             try:
                 job.plan()
@@ -142,9 +142,8 @@ def _of_each_program(regions: Sequence[Region], options: Options, target: Target
 
 def _is_planned(region: Region, options: Options, target: Target) -> bool:
     """Whether this process or the disk has the region's plan."""
-    if near_plan(region, options, target) is not None:
-        return True
-    return is_cached(region.program, region.rows, target.hardware, options, turned(region, options))
+    near = near_plan(region, options, target)
+    return (near or kept(question(region, options, target), options, measured=True)) is not None
 
 
 def _wanted(region: Region, options: Options, target: Target) -> list[Pipeline]:

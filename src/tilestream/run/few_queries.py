@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, fx
 
 from tilestream.graph.nodes import value
-from tilestream.graph.real import real
 from tilestream.options import Options
-from tilestream.run import prepare, timed_once
+from tilestream.plan.candidates import FALLBACK, Candidate, Plan
+from tilestream.plan.chooser import alternative, choose
+from tilestream.run import prepare
 from tilestream.run.grouped_queries import MASKS, call, given_to, replace_attention, take_over
-from tilestream.run.stopwatch import timed
 from tilestream.run.target import Target
-from tilestream.run.timed_once import Choice
+from tilestream.run.timer import Timer, Trial
 
 aten = torch.ops.aten
 
@@ -73,10 +73,13 @@ def stream_attention(graph: fx.GraphModule, options: Options, target: Target) ->
     if not options.attention or not (prepare.measures(options, target) or target.kind == "reference"):
         return 0
 
-    def wins(node: fx.Node, kind: Kind) -> bool:
-        return target.kind == "reference" or choose(kind, node.target, options, target).wins
+    def choice(node: fx.Node, kind: Kind) -> Plan:
+        forced = target.kind == "reference"
+        asked = alternative("attention of few queries", kind, target.hardware, forced=forced)
+        with prepare.kernels_kept(options, target):
+            return choose(asked, options, None if forced else Timer(trial(kind, node.target, target), target))
 
-    return replace_attention(graph, kind_of, wins, _replace, options, "attention goes to the library")
+    return replace_attention(graph, kind_of, choice, _replace, options, "attention goes to the library")
 
 
 def kind_of(node: fx.Node) -> Kind | None:
@@ -113,44 +116,31 @@ def _is_alike(mask: Tensor) -> bool:
     return mask.dim() == 4 and (mask.shape[2] == 1 or mask.stride(2) == 0)
 
 
-def choose(kind: Kind, library: Any, options: Options, target: Target) -> Choice:
-    """What ours and the library's take: from this process, the disk, or timed now.
+def trial(kind: Kind, library: Any, target: Target) -> Trial:
+    """Ours and the library's on random tensors."""
+    scale = kind.features**-0.5
 
-    Raises:
-        PlanError: ours computes something else.
-        CompileError, DeviceError: the kernel cannot be built.
-    """
-
-    def now() -> Choice:
-        with prepare.kernels_kept(options, target):
-            return measured(kind, library, target)
-
-    return timed_once.choose("attention", kind, options, target, now)
-
-
-def measured(kind: Kind, library: Any, target: Target) -> Choice:
-    """Both timed on random tensors, ours held to float64; raises as ``choose``."""
-    with timed("timing"), real(target.device):
+    def make() -> list[Tensor | None]:
         dtype = getattr(torch, kind.dtype.removeprefix("torch."))
         shapes = [(kind.heads, 1, n, kind.features) for n in (kind.queries, kind.positions, kind.positions)]
-        query, key, values = (torch.randn(shape, device=target.device, dtype=dtype) for shape in shapes)
-        mask = seen = None
-        if kind.mask:
-            seen = mask = torch.randn(1, 1, 1, kind.positions, device=target.device, dtype=dtype)
-            seen = seen[0, 0] if kind.mask == 2 else seen.expand(kind.heads, 1, kind.queries, kind.positions)
-        scale = kind.features**-0.5
-        wide = None if mask is None else mask.double()
-        return timed_once.timed(
-            f"attention of {kind.queries} queries",
-            lambda: FEW_QUERIES(query, key, values, mask, scale),
-            _library_call(library, query, key, values, seen),
-            _eager(query.double(), key.double(), values.double(), wide, scale),
-        )
+        shapes += [(1, 1, 1, kind.positions)] if kind.mask else []
+        made: list[Tensor | None] = [torch.randn(shape, device=target.device, dtype=dtype) for shape in shapes]
+        return made if kind.mask else [*made, None]
+
+    def call(candidate: Candidate, values: Sequence[Any]) -> Callable[[], Sequence[Tensor]]:
+        query, key, value, mask = values
+        if candidate.strategy != FALLBACK:
+            return lambda: [FEW_QUERIES(query, key, value, mask, scale)]
+        if mask is not None:
+            mask = mask[0, 0] if kind.mask == 2 else mask.expand(kind.heads, 1, kind.queries, kind.positions)
+        return _library_call(library, query, key, value, mask)
+
+    return Trial("attention", make, call, lambda *values: [_eager(*values, scale=scale)])
 
 
 def _library_call(
     library: Any, query: Tensor, key: Tensor, values: Tensor, mask: Tensor | None
-) -> Callable[[], Tensor]:
+) -> Callable[[], Sequence[Tensor]]:
     names = [a.name for a in library._schema.arguments]
     given: dict[str, Any] = {"query": query, "key": key, "value": values}
     if "compute_log_sumexp" in names:
@@ -158,7 +148,7 @@ def _library_call(
     for name in MASKS:
         if name in names:
             given[name] = mask
-    return lambda: library(**given)[0]
+    return lambda: library(**given)[:1]
 
 
 def _replace(graph: fx.Graph, node: fx.Node) -> bool:

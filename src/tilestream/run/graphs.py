@@ -23,23 +23,26 @@ from tilestream.graph.region import Region
 from tilestream.graph.selection import Cut, Partition
 from tilestream.graph.tails import Tail
 from tilestream.options import Options
+from tilestream.plan import chain_choice
 from tilestream.plan.cache import versions
-from tilestream.plan.chain_choice import is_unchecked
+from tilestream.plan.candidates import Candidate, Plan
+from tilestream.plan.chooser import choose
 from tilestream.plan.find import Found, find
 from tilestream.plan.gradient_launches import GradientLaunch
 from tilestream.plan.left_out import LeftOut, of_partition
 from tilestream.plan.pairs import Pair
 from tilestream.plan.parts import RegionAnalysis
 from tilestream.plan.plan_graph import of_cut, plan_graph
-from tilestream.plan.planner import Candidate, Plan
 from tilestream.plan.tails import all_promising
 from tilestream.plan.turned import turned
-from tilestream.run import ahead, backward_chains, gradients, prepare, tails
+from tilestream.run import ahead, gradients, prepare, tails
 from tilestream.run.chain_calls import ChainCalls
-from tilestream.run.interaction import Choice, stream_interactions
+from tilestream.run.interaction import stream_interactions
 from tilestream.run.place import Calls
 from tilestream.run.stopwatch import timed
 from tilestream.run.target import Target
+from tilestream.run.time_chains import chain_trial
+from tilestream.run.timer import Timer
 from tilestream.run.whole import Whole
 
 log = logging.getLogger(__name__)
@@ -64,7 +67,7 @@ class Compilation:
     inputs: InitVar[Sequence[Any]]
     patches: Mapping[str, Any] = field(default_factory=dict)
     plans: list[Plan] = field(default_factory=list)
-    interactions: list[Choice] = field(default_factory=list)
+    interactions: list[Plan] = field(default_factory=list)
     rewritten: bool = False
 
     def __post_init__(self, inputs: Sequence[Any]) -> None:
@@ -257,9 +260,7 @@ class Measured:
         return self._planned(partial(gradients.plan, launch), f"weight gradients ({where}) go to Inductor")
 
     def chain(self, pair: Pair, apart: Sequence[Candidate]) -> Plan | None:
-        if self.target.kind == "cuda" and is_unchecked(pair.joined):
-            return None
-        return self._planned(partial(backward_chains.plan, pair), "a region and its weights' gradients stay apart")
+        return self._planned(partial(_chain, pair), "a region and its weights' gradients stay apart")
 
     def _planned(self, plan: Callable[[Options, Target], Plan], instead: str) -> Plan | None:
         try:
@@ -270,6 +271,14 @@ class Measured:
                 raise
             announce_failure(instead, failure)
             return None
+
+
+def _chain(pair: Pair, options: Options, target: Target) -> Plan:
+    """Joined or apart: as it was timed, now or before; joined where the reference machine runs it."""
+    measures = prepare.measures(options, target) and options.strategy == "auto"
+    forced = target.kind == "reference"
+    asked = chain_choice.question(pair.joined, pair.launch.rows, target.hardware, measures, forced)
+    return choose(asked, options, Timer(chain_trial(pair, target), target) if measures else None)
 
 
 def covered(found: Partition) -> int:

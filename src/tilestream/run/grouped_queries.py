@@ -22,7 +22,8 @@ from tilestream.graph.nodes import value
 from tilestream.graph.real import real
 from tilestream.graph.settled import settle
 from tilestream.options import Options
-from tilestream.run.measure import random_tensor
+from tilestream.plan.candidates import Plan
+from tilestream.run.made_up import random_tensor
 
 aten = torch.ops.aten
 
@@ -182,7 +183,7 @@ def _mask(graph: fx.Graph, mask: fx.Node, batch: int, groups: int, rows: int) ->
 def replace_attention(
     graph: fx.GraphModule,
     kind_of: Callable[[fx.Node], K | None],
-    wins: Callable[[fx.Node, K], bool],
+    choice: Callable[[fx.Node, K], Plan],
     replace: Callable[[fx.Graph, fx.Node], bool],
     options: Options,
     else_: str,
@@ -203,7 +204,7 @@ def replace_attention(
         if kind is None:
             continue
         try:
-            better = wins(node, kind)
+            better = choice(node, kind).wins
         except Exception as failure:
             if not options.fallback:
                 raise

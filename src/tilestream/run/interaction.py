@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,13 +12,13 @@ from tilestream.graph.interaction import Interaction, find_interactions, place
 from tilestream.graph.interaction.op import LIBRARY
 from tilestream.graph.sizes import hint
 from tilestream.options import Options
+from tilestream.plan.candidates import Plan
+from tilestream.plan.chooser import alternative, choose
 from tilestream.plan.interaction import Sizes, library_s, ours_s
-from tilestream.run import prepare, timed_once
+from tilestream.run import prepare
 from tilestream.run.target import Target
-from tilestream.run.time_interaction import time_interaction
-from tilestream.run.timed_once import Choice
-
-log = logging.getLogger(__name__)
+from tilestream.run.time_interaction import interaction_trial
+from tilestream.run.timer import Timer
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,7 @@ class Kind:
     training: bool
 
 
-def stream_interactions(owner: fx.GraphModule, joint: bool, options: Options, target: Target) -> list[Choice]:
+def stream_interactions(owner: fx.GraphModule, joint: bool, options: Options, target: Target) -> list[Plan]:
     """Put our operators in the place of a graph's interactions that win by them; the choices for these.
 
     An exception of ours costs the interaction, and is announced.
@@ -46,37 +45,31 @@ def stream_interactions(owner: fx.GraphModule, joint: bool, options: Options, ta
     """
     if not options.interactions:
         return []
-    taken: list[tuple[Interaction, Choice]] = []
+    taken: list[tuple[Interaction, Plan]] = []
     for site in find_interactions(owner.graph, joint):
         try:
-            made = choose(kind_of(site), options, target)
+            made = choice(kind_of(site), options, target)
         except Exception as failure:
             if not options.fallback:
                 raise
             announce_failure("an interaction of lookups goes to Inductor", failure)
             continue
-        log.info("interaction of %d vectors: %s", len(site.vectors), made)
-        if made.wins or target.kind == "reference":
+        if made.wins:
             taken.append((site, made))
     place(owner, [site for site, _ in taken])
     return [made for _, made in taken]
 
 
-def choose(kind: Kind, options: Options, target: Target) -> Choice:
-    """What ours and the library's take, forward or both passes: timed once, predicted where nothing is timed.
+def choice(kind: Kind, options: Options, target: Target) -> Plan:
+    """Ours or the library's, forward or both passes: timed once, predicted where nothing is timed."""
 
-    Raises:
-        TilestreamError: the kernel cannot be built, or computes something else.
-    """
-    if not prepare.measures(options, target) or options.strategy != "auto":
-        ours_us, library_us = (1e6 * f(kind.sizes, kind.training, target.hardware) for f in (ours_s, library_s))
-        return Choice(ours_us, library_us)
-
-    def measured() -> Choice:
-        with prepare.kernels_kept(options, target):
-            return time_interaction(kind.sizes, kind.tables, kind.dtype, kind.training, target)
-
-    return timed_once.choose("interactions", kind, options, target, measured)
+    ours_us, library_us = (1e6 * f(kind.sizes, kind.training, target.hardware) for f in (ours_s, library_s))
+    asked = alternative("interaction", kind, target.hardware, (ours_us, library_us), target.kind == "reference")
+    timer = None
+    if prepare.measures(options, target) and options.strategy == "auto":
+        timer = Timer(interaction_trial(kind.sizes, kind.tables, kind.dtype, kind.training, target), target)
+    with prepare.kernels_kept(options, target):
+        return choose(asked, options, timer)
 
 
 def kind_of(site: Interaction) -> Kind:

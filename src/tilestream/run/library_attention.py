@@ -7,21 +7,22 @@ BERT-base on 128 tokens: the flash attention that PyTorch has besides is one lau
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 
 from tilestream.graph.nodes import value
-from tilestream.graph.real import real
 from tilestream.options import Options
-from tilestream.run import prepare, timed_once
+from tilestream.plan.candidates import FALLBACK, Candidate, Plan
+from tilestream.plan.chooser import alternative, choose
+from tilestream.run import prepare
 from tilestream.run.grouped_queries import MASKS, call, given_to, replace_attention, take_over
-from tilestream.run.measure import random_tensor
-from tilestream.run.stopwatch import timed
+from tilestream.run.made_up import random_tensor
 from tilestream.run.target import Target
-from tilestream.run.timed_once import Choice
+from tilestream.run.timer import Timer, Trial
 
 aten = torch.ops.aten
 CUDNN = aten._scaled_dot_product_cudnn_attention.default
@@ -61,10 +62,11 @@ def choose_library(graph: fx.GraphModule, options: Options, target: Target) -> i
     if not options.attention or not prepare.measures(options, target):
         return 0
 
-    def wins(node: fx.Node, kind: Kind) -> bool:
-        return choose(node, kind, options, target).wins
+    def choice(node: fx.Node, kind: Kind) -> Plan:
+        asked = alternative("flash attention", kind, target.hardware)
+        return choose(asked, options, Timer(trial(node, kind), target))
 
-    return replace_attention(graph, kind_of, wins, _replace, options, "attention stays cuDNN's")
+    return replace_attention(graph, kind_of, choice, _replace, options, "attention stays cuDNN's")
 
 
 def kind_of(node: fx.Node) -> Kind | None:
@@ -88,24 +90,23 @@ def kind_of(node: fx.Node) -> Kind | None:
     return Kind(*layouts, str(fakes[0].dtype), bool(given.get("is_causal")), scale)  # pyright: ignore
 
 
-def choose(node: fx.Node, kind: Kind, options: Options, target: Target) -> Choice:
-    """What flash attention and cuDNN's take; raises as ``timed_once.timed``."""
+def trial(node: fx.Node, kind: Kind) -> Trial:
+    """Flash attention and cuDNN's on random tensors like those of a node."""
 
-    def measured() -> Choice:
-        with timed("timing"), real(target.device):
-            given = given_to(node)
-            q, k, v = (random_tensor(given[name].meta["val"]) for name in ("query", "key", "value"))
-            exact = torch.nn.functional.scaled_dot_product_attention(
-                q.double(), k.double(), v.double(), is_causal=kind.causal, scale=kind.scale
-            )
-            return timed_once.timed(
-                "flash attention",
-                lambda: FLASH(q, k, v, 0.0, kind.causal, scale=kind.scale)[0],
-                lambda: CUDNN(q, k, v, None, False, 0.0, kind.causal, scale=kind.scale)[0],
-                exact,
-            )
+    def make() -> list[Tensor]:
+        given = given_to(node)
+        return [random_tensor(given[name].meta["val"]) for name in ("query", "key", "value")]
 
-    return timed_once.choose("library_attention", kind, options, target, measured)
+    def call(candidate: Candidate, values: Sequence[Tensor]) -> Callable[[], Sequence[Tensor]]:
+        if candidate.strategy == FALLBACK:
+            return lambda: CUDNN(*values, None, False, 0.0, kind.causal, scale=kind.scale)[:1]
+        return lambda: FLASH(*values, 0.0, kind.causal, scale=kind.scale)[:1]
+
+    def plain(query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
+        attention = torch.nn.functional.scaled_dot_product_attention
+        return [attention(query, key, value, is_causal=kind.causal, scale=kind.scale)]
+
+    return Trial("attention", make, call, plain)
 
 
 def _replace(graph: fx.Graph, node: fx.Node) -> bool:

@@ -100,6 +100,12 @@ class Float64(TorchDispatchMode):
         return (_MEANINGS.get(func) or func)(*args, **kwargs)
 
 
+def in_float64(run: Callable[..., Sequence[torch.Tensor]], values: Sequence[Any]) -> list[torch.Tensor]:
+    """What ``run`` returns of ``values``, computed in float64 from start to end."""
+    with Float64():
+        return list(run(*tree_map(_widest, list(values))))
+
+
 def _dtype(x: Any) -> Any:
     return _WIDE.get(x, x) if isinstance(x, torch.dtype) else x
 

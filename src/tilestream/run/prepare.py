@@ -17,15 +17,17 @@ from tilestream.graph.region import Region
 from tilestream.ir.pipeline import Pipeline
 from tilestream.ir.taps import pictures
 from tilestream.options import Options
-from tilestream.plan import few_rows, find
-from tilestream.plan.cache import cached_plan
+from tilestream.plan import chooser, few_rows, find, planner
+from tilestream.plan.candidates import Candidate, Plan
+from tilestream.plan.chooser import Question
 from tilestream.plan.find import LONE, NO_ROWS
 from tilestream.plan.parts import RegionAnalysis
-from tilestream.plan.planner import Candidate, Measure, Plan, summary, without
+from tilestream.plan.planner import without
 from tilestream.plan.turned import turned
 from tilestream.run.executable import executable
-from tilestream.run.measure import Measurer
 from tilestream.run.target import Target
+from tilestream.run.time_regions import region_trial
+from tilestream.run.timer import Timer
 
 GROWTH = 4
 """A region is planned anew where its rows have grown by more than this factor: more stages may pay then."""
@@ -67,14 +69,17 @@ def plan(region: Region, options: Options, target: Target) -> Plan:
     """
     if (near := near_plan(region, options, target)) is not None:
         return near
-    measure: Measure | None = None
+    timer = None
     if measures(options, target):
-        patience_s = few_rows.patience_s(options)
-        measure = Measurer(region, target, options.strategy == "auto", patience_s, options.constant_weights)
-    copied = turned(region, options)
-    made = cached_plan(region.program, region.rows, target.hardware, options, measure, copied)
+        timer = Timer(region_trial(region, target, options.constant_weights), target, few_rows.patience_s(options))
+    made = chooser.choose(question(region, options, target), options, timer)
     _plans.setdefault(_key(region, options, target), []).append(made)
     return made
+
+
+def question(region: Region, options: Options, target: Target) -> Question:
+    """Which kernel runs a region."""
+    return planner.question(region.program, region.rows, target.hardware, options, turned(region, options))
 
 
 def measures(options: Options, target: Target) -> bool:
@@ -161,7 +166,7 @@ def planned(region: Region, options: Options, target: Target) -> tuple[Plan | No
         announce_failure(f"{place} goes to Inductor", failure)
         return found, first_line(failure)
     if pipeline is None:
-        log.info("%s goes to Inductor: it is the fastest (%s)", place, summary(found))
+        log.info("%s goes to Inductor: it is the fastest (%s)", place, found.summary())
     return found, ""
 
 

@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-import logging
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -18,18 +16,14 @@ from tilestream.graph.selection import Partition
 from tilestream.graph.tails import Tail
 from tilestream.ir.pipeline import Pipeline
 from tilestream.options import Options
-from tilestream.plan import cache
-from tilestream.plan.planner import FALLBACK, Candidate
-from tilestream.plan.turned import turned
+from tilestream.plan.chooser import alternative, choose, kept
 from tilestream.run import early_launches, epilogues, prepare
-from tilestream.run.measure import Measurer
 from tilestream.run.place import place
 from tilestream.run.target import Target
-from tilestream.run.timed_once import Choice, choose
+from tilestream.run.time_regions import region_trial
+from tilestream.run.timer import Timer
 
-log = logging.getLogger(__name__)
-
-NEVER = Choice(math.inf, 0.0)
+TAIL = "a tail behind a library"
 
 
 @dataclass(frozen=True)
@@ -58,28 +52,18 @@ def faster(found: Partition, later: Mapping[str, Tail], options: Options, target
 def _is_faster(region: Region, tail: Tail, options: Options, target: Target) -> bool:
     """Whether the tail behind a library's products takes less than what the region's plan chose: as was found in this
     process or before, or timed now."""
-    plan = cache.key(region.program, region.rows, target.hardware, options, True, turned(region, options))
-    return choose("tails", Kind(plan, tail.left), options, target, lambda: _timed(region, tail, options, target)).wins
-
-
-def _timed(region: Region, tail: Tail, options: Options, target: Target) -> Choice:
-    """The tail behind a library's products, and what the region's plan chose; what does not run takes for ever."""
+    kind = Kind(prepare.question(region, options, target).key(measured=True), tail.left)
+    asked = alternative(TAIL, kind, target.hardware)
+    found = kept(asked, options, measured=True)
+    if found is not None:
+        return found.wins
     pipeline = prepare.built_plan(tail.region, options, target).chosen.pipeline
     if pipeline is None:
-        return NEVER
-    behind = Candidate(FALLBACK, None, None, detail=f"{tail.left} layers by a library, {pipeline.strategy} behind")
-    measure = Measurer(
-        region,
-        target,
-        constant=options.constant_weights,
-        graphs={behind.detail: split(tail, pipeline, options, target.kind)},
-    )
-    chosen = prepare.plan(region, options, target).chosen
-    whole_us, split_us = measure([chosen, behind])
-    log.info("%s: %s takes %s us, %s %s us", region.name, chosen.name, whole_us, behind.detail, split_us)
-    if isinstance(split_us, Exception):
-        return NEVER
-    return Choice(split_us, math.inf if isinstance(whole_us, Exception) else whole_us)
+        return False
+    present = prepare.plan(region, options, target).chosen.pipeline
+    graphs = {TAIL: split(tail, pipeline, options, target.kind)}
+    trial = region_trial(region, target, options.constant_weights, graphs, present)
+    return choose(asked, options, Timer(trial, target)).wins
 
 
 def split(tail: Tail, pipeline: Pipeline, options: Options, kind: str) -> fx.GraphModule:

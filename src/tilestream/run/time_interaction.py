@@ -1,10 +1,10 @@
-"""Times an interaction on the GPU: our kernels beside what Inductor makes of PyTorch's operators, held to float64."""
+"""An interaction on the GPU: our kernels beside what Inductor makes of PyTorch's operators."""
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,13 +13,11 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from tilestream.graph.interaction import INTERACTION, INTERACTION_BACKWARD
 from tilestream.graph.interaction.op import interaction, interaction_backward, multiplied, picked, stacked
-from tilestream.graph.real import real
+from tilestream.plan.candidates import FALLBACK, Candidate
 from tilestream.plan.interaction import Sizes
 from tilestream.run import fallback
-from tilestream.run.stopwatch import timed
 from tilestream.run.target import Target
-from tilestream.run.timed_once import Choice, hold
-from tilestream.run.timing import ROUNDS, Captured, capture, interleaved
+from tilestream.run.timer import Trial
 
 MOST_TABLES = 4 << 30
 """Bytes of tables that are made up: many times the L2, so that larger ones would take no longer."""
@@ -33,36 +31,44 @@ class Operands:
     indices: list[Tensor | None]
     first: Tensor
     second: Tensor
-    head: int
     given: Tensor
+    head: int
 
     @property
     def ours(self) -> tuple[list[Tensor], list[Tensor | None], Tensor, Tensor]:
         return self.sources, self.indices, self.first, self.second
 
 
-def time_interaction(sizes: Sizes, tables: Sequence[int], dtype: str, training: bool, target: Target) -> Choice:
-    """One call of ours and of the library's, forward, or forward and backward.
+def interaction_trial(sizes: Sizes, tables: Sequence[int], dtype: str, training: bool, target: Target) -> Trial:
+    """One call of ours and of the library's, forward, or forward and backward; held to PyTorch's operators.
 
     Args:
         tables: rows of each vector's table, 0 where its rows are there.
         dtype: as ``str`` has it.
-
-    Raises:
-        PlanError: results are wrong.
-        CompileError, DeviceError: as ``cuda.interaction.forward``.
     """
-    with timed("timing"), real(target.device):
+
+    def make() -> list[Any]:
         made = operands(sizes, tables, getattr(torch, dtype.removeprefix("torch.")), target.device)
-        passes: list[tuple[Callable[[], Tensor], Callable[[], object]]] = [
-            (lambda: INTERACTION(*made.ours, made.head), library_forward(made, training))
-        ]
-        if training:
-            passes.append((lambda: INTERACTION_BACKWARD(*made.ours, made.given), library_backward(made)))
-        arms = [(capture(ours), capture(library)) for ours, library in passes]
-        check([ours for ours, _ in arms], made)
-        times = [statistics.median(s) for s in interleaved([arm for pair in arms for arm in pair], ROUNDS)]
-    return Choice(sum(times[::2]), sum(times[1::2]))
+        return [*made.ours, made.given]
+
+    def call(candidate: Candidate, values: Sequence[Any]) -> Callable[[], Sequence[Tensor]]:
+        made = Operands(*values, head=sizes.head)
+        if candidate.strategy == FALLBACK:
+            passes = [library_forward(made, training), *([library_backward(made)] if training else [])]
+            return lambda: [result for run in passes for result in run()]
+        return lambda: _passes(INTERACTION, INTERACTION_BACKWARD, made, training)
+
+    def plain(*values: Any) -> list[Tensor]:
+        return _passes(interaction, interaction_backward, Operands(*values, head=sizes.head), training)
+
+    return Trial("interaction", make, call, plain)
+
+
+def _passes(
+    forward: Callable[..., Tensor], backward: Callable[..., Tensor], made: Operands, training: bool
+) -> list[Tensor]:
+    results = [forward(*made.ours, made.head)]
+    return [*results, backward(*made.ours, made.given)] if training else results
 
 
 def operands(sizes: Sizes, tables: Sequence[int], dtype: torch.dtype, device: torch.device) -> Operands:
@@ -82,23 +88,14 @@ def operands(sizes: Sizes, tables: Sequence[int], dtype: torch.dtype, device: to
     triangle = torch.tril_indices(sizes.vectors, sizes.vectors, -1, device=device)
     named = torch.arange(sizes.pairs, device=device) % triangle.shape[1]
     return Operands(
-        sources, indices, triangle[0, named], triangle[1, named], sizes.head, normal(sizes.batch, sizes.pairs)
+        sources, indices, triangle[0, named], triangle[1, named], normal(sizes.batch, sizes.pairs), sizes.head
     )
-
-
-def check(ours: Sequence[Captured], made: Operands) -> None:
-    """Hold each pass of ours to float64, beside PyTorch's operators; raises as ``timed_once.hold``."""
-    plain = [interaction(*made.ours, made.head), interaction_backward(*made.ours, made.given)]
-    wide = [s.double() for s in made.sources], *made.ours[1:]
-    exact = [interaction(*wide, made.head), interaction_backward(*wide, made.given.double())]
-    for what, arm, eager, right in zip(("an interaction", "its gradient"), ours, plain, exact, strict=False):
-        hold(what, arm, eager, right)
 
 
 # -- the library's way
 
 
-def library_forward(made: Operands, training: bool) -> Callable[[], object]:
+def library_forward(made: Operands, training: bool) -> Callable[[], Sequence[Tensor]]:
     """Lookups, products and the selection by Inductor; ``training``: the rows are saved, too."""
     looked_up = [i for i in made.indices if i is not None]
 
@@ -113,7 +110,7 @@ def library_forward(made: Operands, training: bool) -> Callable[[], object]:
     return _compiled(run, [*made.sources, *looked_up, made.first, made.second])
 
 
-def library_backward(made: Operands) -> Callable[[], object]:
+def library_backward(made: Operands) -> Callable[[], Sequence[Tensor]]:
     """Gradients of the rows from rows that were saved, by Inductor."""
     rows = stacked(made.sources, made.indices)
 
@@ -124,7 +121,7 @@ def library_backward(made: Operands) -> Callable[[], object]:
     return _compiled(run, [rows, made.first, made.second, made.given])
 
 
-def _compiled(run: Callable[..., list[Tensor]], values: Sequence[Tensor]) -> Callable[[], object]:
+def _compiled(run: Callable[..., list[Tensor]], values: Sequence[Tensor]) -> Callable[[], Sequence[Tensor]]:
     mode = FakeTensorMode()
     with mode:
         graph = make_fx(run, tracing_mode="real")(*[mode.from_tensor(v) for v in values])

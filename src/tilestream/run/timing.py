@@ -37,6 +37,11 @@ class Captured:
     calls: int
     keep: Callable[[], object]  # holds what the graph points to: packed weights, workspaces
 
+    def replay(self) -> None:
+        """Run it once more, and wait for it."""
+        self.graph.replay()
+        torch.cuda.synchronize()
+
 
 def capture(run: Callable[[], object], burst_us: float = BURST_US, most_calls: int = MOST_CALLS) -> Captured:
     """Warm ``run`` up and capture it: as many calls as fill about ``burst_us`` microseconds, at most ``most_calls``."""
@@ -80,11 +85,6 @@ def timed_side_by_side(functions: Sequence[Callable[[], object]]) -> list[float]
     """Microseconds of one call of each, captured: medians over rounds that take all in turn, at settled clocks."""
     arms = [capture(function) for function in functions]
     return [statistics.median(samples) for samples in interleaved(arms, ROUNDS)]
-
-
-def timed_to_choose(functions: Sequence[Callable[[], object]]) -> list[float]:
-    """``timed_side_by_side`` for who only wants to know which is faster: few rounds where they leave no doubt."""
-    return [statistics.median(samples) for samples in to_choose([capture(function) for function in functions])]
 
 
 def at_most_us(function: Callable[[], object]) -> float:

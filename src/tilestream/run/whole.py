@@ -9,36 +9,35 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
+from math import prod
 from typing import Any
 
 import torch
 from torch import fx
 
+from tilestream.errors import PlanError
 from tilestream.graph.real import real
 from tilestream.graph.sizes import hint
 from tilestream.options import Options
+from tilestream.plan import margins
+from tilestream.plan.candidates import FALLBACK, Candidate, Plan
+from tilestream.plan.chooser import Question, Time, choose
 from tilestream.plan.gradients import STRATEGY
-from tilestream.plan.planner import Plan, fallback_of
 from tilestream.plan.shown import total_us
-from tilestream.run.measure import random_tensor
+from tilestream.run import timing
+from tilestream.run.made_up import check_room, random_tensor
 from tilestream.run.stopwatch import timed
 from tilestream.run.target import Target
-from tilestream.run.timed_once import Entry
-from tilestream.run.timing import at_most_us, timed_to_choose
+from tilestream.run.timer import Timer, Trial
 
 log = logging.getLogger(__name__)
 
-CLEAR = 0.15
-"""Regions whose measured gain is at least this share of the whole's time need no second compilation."""
+STREAMED = "with its regions"
+ENOUGH = "not timed: what its regions gain is enough"
 
-CLEAR_OF_SUMS = 0.02
-"""The same where every launch is one of weight gradients. Without us they are a library's products, which Inductor
-fuses with nothing, so that regions stand in nobody's way; what it gains by fusing their biases' sums is less than what
-is not counted: the sums gained 941 us of GraphCast's backward graph where 388 were counted, 108 of DLRM's for 87."""
-
-MEMORY_SHARE = 0.4
-"""Of the free device memory, what copies of a graph's inputs may take."""
+Order = Callable[[Sequence[Candidate], Time], Sequence[Candidate]]
 
 _wholes: list[WholeTiming] = []
 
@@ -125,50 +124,74 @@ class Whole:
         if not self._measures():
             _wholes.append(WholeTiming(*kind, 0.0, None, None))
             return compiled(streamed)
-        gain_us = sum(map(gain, self.plans)) + self.beside_us
-        entry = self._entry(streamed)
-        kept = entry.load(WholeTiming)
-        if kept is not None:
-            _wholes.append(kept)
-            return compiled(streamed if kept.streams else plain)
         # CUDA-graph trees capture by themselves; what is timed here is captured here.
         trees = bool(kwargs.get("cudagraphs"))
         bare: dict[str, Any] = {"cudagraphs": _no_cudagraphs()} if trees else {}
-        arms = [compiled(streamed, **bare)]
+        graphs = {STREAMED: streamed, FALLBACK: plain}
+        made: dict[str, Any] = {}
+        values = cache(lambda: self._arguments(streamed, fakes))
+        gain_us = sum(plan.gain_us for plan in self.plans) + self.beside_us
+
+        def call(candidate: Candidate, values: Sequence[Any]) -> Callable[[], Any]:
+            return lambda: made[candidate.strategy](list(values))
+
+        def is_clear(us: float | None) -> bool:
+            return us is not None and not self._is_tuned and gain_us >= self._clear() * us
+
+        def order(candidates: Sequence[Candidate], time: Time) -> Sequence[Candidate]:
+            ours, other = candidates
+            made[STREAMED] = compiled(streamed, **bare)
+            if kind[2] and is_clear(self._at_most_us(lambda: call(ours, values()))):
+                return [ours, replace(other, rejected=ENOUGH)]
+            ours, other = time(candidates, [ours])
+            if ours.measured_us is None:  # its regions were each held against Inductor: it runs all the same
+                return [replace(ours, late=True, rejected=""), replace(other, rejected=ours.rejected)]
+            if is_clear(ours.measured_us):
+                return [ours, replace(other, rejected=ENOUGH)]
+            made[FALLBACK] = compiled(plain, **bare)
+            return time([ours, other], [other])
+
+        timer = Timer(Trial("whole graph", values, call), self.target)
+        found = choose(self._question(streamed, order), self.options, timer)
+        _wholes.append(WholeTiming(*kind, gain_us, found.candidates[0].measured_us, found.fallback.measured_us))
+        taken = found.chosen.strategy
+        return compiled(graphs[taken]) if trees or taken not in made else made[taken]
+
+    def _question(self, streamed: fx.GraphModule, order: Order) -> Question:
+        def decides() -> list[Any]:
+            held = [n.meta.get("val") for n in streamed.graph.find_nodes(op="placeholder")]
+            shapes = [
+                [str(x) for x in (*v.shape, *v.stride(), v.dtype, v.device)] if isinstance(v, torch.Tensor) else str(v)
+                for v in held
+            ]
+            return ["whole graph", streamed.code, shapes, str(sorted(self.patches.items()))]
+
+        ours, other = Candidate(STREAMED, None, None, operator="Inductor's code"), Candidate(FALLBACK, None, None)
+        return Question(
+            "whole graph", 0, self.target.hardware, decides, lambda: (ours, other), margin=margins.MARGIN_WHOLE,
+            order=order,
+        )  # fmt: skip
+
+    def _at_most_us(self, call: Callable[[], Callable[[], Any]]) -> float | None:
+        """Microseconds that a call takes at most, by a few calls before the GPU is at its clocks; None where it fails.
+
+        A training graph whose gain is clear by that is not timed: its times are told to nobody, and to warm up, capture
+        and replay both graphs was up to 2 s of GraphCast's first call.
+        """
         try:
             with timed("timing"), real(self.target.device):
-                arguments = self._arguments(streamed, fakes)
-                streamed_us = self._timed(_caller(arms[0], arguments), gain_us, training=kind[2])
-            without_us = None
-            if streamed_us is not None and (gain_us < self._clear() * streamed_us or self._is_tuned):
-                arms.append(compiled(plain, **bare))
-                with timed("timing"), real(self.target.device):
-                    streamed_us, without_us = timed_to_choose([_caller(arm, arguments) for arm in arms])
-        except (RuntimeError, MemoryError) as failure:
-            log.warning("the graph could not be timed as a whole: %s", failure)
-            return compiled(streamed) if trees else arms[0]
-        found = WholeTiming(*kind, gain_us, streamed_us, without_us)
-        log.info("whole graph: %s", found)
-        _wholes.append(found)
-        entry.store(found)
-        if trees:
-            return compiled(streamed if found.streams else plain)
-        return arms[0] if found.streams else arms[1]
-
-    def _timed(self, call: Callable[[], Any], gain_us: float, training: bool) -> float | None:
-        """Microseconds of a call. None where the gain is clear whatever it takes exactly, in training: its times are
-        told to nobody, and to warm up, capture and replay both graphs was up to 2 s of GraphCast's first call."""
-        if training and not self._is_tuned and gain_us >= self._clear() * at_most_us(call):
+                return timing.at_most_us(call())
+        except (RuntimeError, PlanError) as failure:
+            log.debug("timing it will say why", exc_info=failure)
             return None
-        (us,) = timed_to_choose([call])
-        return us
 
     def note(self, training: bool) -> None:
         """Record a graph that is regions and nothing else: their own times are the graph's."""
-        others = [fallback_of(p.candidates) for p in self.plans]
-        chosen = [p.chosen for p in self.plans]
-        mine, theirs = (total_us(c.measured_us for c in candidates) for candidates in (chosen, others))
-        _wholes.append(WholeTiming(len(self.plans), False, training, sum(map(gain, self.plans)), mine, theirs))
+        mine, theirs = (
+            total_us(c.measured_us for c in group)
+            for group in ([p.chosen for p in self.plans], [p.fallback for p in self.plans])
+        )
+        _wholes.append(WholeTiming(len(self.plans), False, training, sum(p.gain_us for p in self.plans), mine, theirs))
 
     @property
     def _is_tuned(self) -> bool:
@@ -183,34 +206,28 @@ class Whole:
     def _clear(self) -> float:
         """The share of the whole's time that a gain must be to need no second compilation."""
         sums = all(plan.chosen.strategy == STRATEGY for plan in self.plans) and not self.beside_us
-        return CLEAR_OF_SUMS if sums else CLEAR
+        return margins.CLEAR_OF_SUMS if sums else margins.CLEAR
 
     def _arguments(self, graph: fx.GraphModule, fakes: Sequence[Any]) -> list[Any]:
         """Values for the graph's arguments: the user's own where they are read only and known, else like them.
 
         Raises:
-            MemoryError: they would take too much of the device's memory.
+            NotTimedNow: they would take too much of the device's memory.
         """
         placeholders = graph.graph.find_nodes(op="placeholder")
-        known = self._known(placeholders)
-        free = torch.cuda.mem_get_info(self.target.device)[0]
-        values: list[Any] = []
-        made = 0
-        for node, fake, original in zip(placeholders, fakes, known, strict=True):
+        given = list(zip(placeholders, fakes, self._known(placeholders), strict=True))
+        tensors = [(n, fake, original) for n, fake, original in given if isinstance(fake, torch.Tensor)]
+        copied = [fake for n, fake, original in tensors if not _alike(original, fake) or is_written(n)]
+        check_room(sum(prod(map(hint, fake.shape)) * fake.dtype.itemsize for fake in copied), self.target.device)
+
+        def like(node: fx.Node, fake: Any, original: Any) -> Any:
             if not isinstance(fake, torch.Tensor):
-                values.append(hint(fake))
-                continue
-            if _alike(original, fake):
-                values.append(original.detach())
-                if not is_written(node):
-                    continue
-                values[-1] = values[-1].clone()
-            else:
-                values.append(random_tensor(fake))
-            made += values[-1].numel() * values[-1].element_size()
-            if made > MEMORY_SHARE * free:
-                raise MemoryError(f"copies of its inputs would take more than {MEMORY_SHARE:.0%} of the free memory")
-        return values
+                return hint(fake)
+            if not _alike(original, fake):
+                return random_tensor(fake)
+            return original.detach().clone() if is_written(node) else original.detach()
+
+        return [like(*each) for each in given]
 
     def _known(self, placeholders: Sequence[fx.Node]) -> list[Any]:
         """The user's value of each argument; None for others, as values that are saved for the backward graph."""
@@ -218,30 +235,6 @@ class Whole:
             return list(self.originals)
         by_name = {f"primals_{index + 1}": value for index, value in enumerate(self.originals)}
         return [by_name.get(node.name) for node in placeholders]
-
-    def _entry(self, streamed: fx.GraphModule) -> Entry:
-        shapes = [
-            [str(x) for x in (*v.shape, *v.stride(), v.dtype, v.device)] if isinstance(v, torch.Tensor) else str(v)
-            for v in (n.meta.get("val") for n in streamed.graph.find_nodes(op="placeholder"))
-        ]
-        about = [streamed.code, shapes, str(sorted(self.patches.items()))]
-        return Entry("wholes", about, self.options, self.target)
-
-
-def gain(plan: Plan) -> float:
-    """Microseconds that a pipeline takes less than Inductor alone: measured where both were, else predicted."""
-    other = fallback_of(plan.candidates)
-    for mine, theirs in (
-        (plan.chosen.measured_us, other.measured_us),
-        (plan.chosen.predicted_us, other.predicted_us),
-    ):
-        if mine is not None and theirs is not None:
-            return theirs - mine
-    return 0.0
-
-
-def _caller(compiled: Any, arguments: Sequence[Any]) -> Callable[[], Any]:
-    return lambda: compiled(list(arguments))
 
 
 def _no_cudagraphs() -> Any:

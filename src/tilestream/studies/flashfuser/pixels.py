@@ -10,7 +10,8 @@ from tilestream.errors import PlanError
 from tilestream.ir.pipeline import DTYPE_BYTES, Pipeline, Role, Stage, Tensor, Tile, TileOp
 from tilestream.ir.taps import Window, im2col
 from tilestream.options import Options
-from tilestream.plan.planner import Candidate, plan
+from tilestream.plan.candidates import Candidate
+from tilestream.plan.planner import plan
 from tilestream.studies.flashfuser.dataflow.chain import Chain
 
 IMAGES = (1, 32)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,14 +22,17 @@ from tilestream.graph.capture import capture
 from tilestream.graph.region import Region
 from tilestream.graph.selection import partition
 from tilestream.ir.pipeline import Pipeline
-from tilestream.plan import planner
-from tilestream.plan.planner import Candidate, NotBuiltYet
-from tilestream.run import backend, fallback, measure, oracle, prepare
+from tilestream.plan import margins
+from tilestream.plan.candidates import FALLBACK, Candidate
+from tilestream.plan.chooser import NotTimedNow
+from tilestream.run import backend, fallback, oracle, prepare, timer, timing
 from tilestream.run import executable as execution
 from tilestream.run.backend import tilestream
 from tilestream.run.call import RegionCall
+from tilestream.run.made_up import check_room
 from tilestream.run.target import Target
-from tilestream.run.timing import Captured
+from tilestream.run.time_regions import as_left, begin_inductors, region_trial
+from tilestream.run.timer import Timer
 
 FUSED, RELU = torch.ops.aten._addmm_activation.default, torch.ops.aten.relu.default
 
@@ -49,10 +54,9 @@ def check(module: nn.Module, inputs: list[Tensor], **options: Any) -> None:
 class Replay:
     """Stands for a CUDA graph on the CPU: runs the call again, into the outputs of the first."""
 
-    def __init__(self, call: fallback.Call, inputs: list[Any]) -> None:
-        self.call = call
-        self.run = lambda: call(inputs)
-        self.outputs = list(self.run())
+    def __init__(self, run: Callable[[], Sequence[Tensor]]) -> None:
+        self.run = run
+        self.outputs = list(run())
 
     def replay(self) -> None:
         for kept, new in zip(self.outputs, self.run(), strict=True):
@@ -61,19 +65,17 @@ class Replay:
 
 @pytest.fixture
 def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> tuple[Region, Target]:
-    """A region, and a Measurer that times nothing: every arm takes 5 microseconds."""
-
-    def captured(self: measure.Measurer, call: fallback.Call) -> measure.Arm:
-        replay: Any = Replay(call, self._inputs or [])
-        return measure.Arm(Captured(replay, replay.outputs, 1, replay.run), [])
-
-    monkeypatch.setattr(measure.Measurer, "_captured", captured)
-    monkeypatch.setattr(measure, "_interleave", lambda arms: [arm.samples.append(5.0) for arm in arms])
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    """A region, and clocks that time nothing: every candidate takes 5 microseconds."""
+    monkeypatch.setattr(timing, "capture", Replay)
+    monkeypatch.setattr(timing, "to_choose", lambda arms: [[5.0] for _ in arms])
     module = nn.Sequential(linear(9, 13), nn.ReLU()).bfloat16()
     (graph,) = capture(module, [torch.randn(70, 9).bfloat16()]).graphs
     (region,) = partition(graph).regions
     return region, Target("reference", torch.device("cpu"), get("h200"))
+
+
+def timer_of(region: Region, target: Target, patience_s: float = margins.PATIENCE_S, **kwargs: Any) -> Timer:
+    return Timer(region_trial(region, target, **kwargs), target, patience_s)
 
 
 def test_the_fallback_is_timed_with_relu_as_an_epilogue(
@@ -92,7 +94,7 @@ def test_the_fallback_is_timed_with_relu_as_an_epilogue(
         return fallback.eager(left)
 
     monkeypatch.setattr(fallback, "rest", rest)
-    assert measure.Measurer(region, target)([Candidate(planner.FALLBACK, None, None)]) == [5.0]
+    assert timer_of(region, target)([Candidate(FALLBACK, None, None)]) == [5.0]
     assert given == [str(FUSED)]
     assert region.graph.graph.find_nodes(op="call_function", target=RELU), "the region's own graph is eager's"
 
@@ -102,14 +104,14 @@ def test_a_graph_with_a_smaller_region_is_checked_like_a_pipeline(
 ):
     region, target = on_the_cpu
     monkeypatch.setattr(fallback, "rest", fallback.eager)
-    wrong = measure.as_left(region)
+    wrong = as_left(region)
     (output,) = wrong.graph.find_nodes(op="output")
     with wrong.graph.inserting_before(output):
         output.args = ((wrong.graph.call_function(torch.ops.aten.neg.default, (output.args[0][0],)),),)
     wrong.recompile()
-    graphs = {"right": measure.as_left(region), "wrong": wrong}
-    made = measure.Measurer(region, target, graphs=graphs)
-    right, refused = made([Candidate(planner.FALLBACK, None, None, detail=name) for name in graphs])
+    graphs = {"right": as_left(region), "wrong": wrong}
+    made = timer_of(region, target, graphs=graphs)
+    right, refused = made([Candidate(name, None, None, operator="a graph") for name in graphs])
     assert right == 5.0 and isinstance(refused, PlanError) and "wrong result" in str(refused)
 
 
@@ -117,19 +119,18 @@ def test_candidates_are_timed_side_by_side(on_the_cpu: tuple[Region, Target], mo
     region, target = on_the_cpu
     rounds: list[int] = []
 
-    def interleave(arms: list[measure.Arm]) -> None:
+    def in_turn(arms: list[Replay]) -> list[list[float]]:
         rounds.append(len(arms))
-        for k, arm in enumerate(arms):
-            arm.samples.append(10.0 + k)
+        return [[10.0 + k] for k in range(len(arms))]
 
-    monkeypatch.setattr(measure, "_interleave", interleave)
-    timer = measure.Measurer(region, target)
-    assert timer([Candidate(name, region.program, 1.0) for name in ("vertical", "spatial", "bulk")]) == [
+    monkeypatch.setattr(timing, "to_choose", in_turn)
+    made = timer_of(region, target)
+    assert made([Candidate(name, region.program, 1.0) for name in ("vertical", "spatial", "bulk")]) == [
         10.0,
         11.0,
         12.0,
     ]
-    assert timer([Candidate("fallback", None, 1.0)]) == [11.0]
+    assert made([Candidate("fallback", None, 1.0)]) == [11.0]
     assert rounds == [3, 2]  # the fallback beside the fastest
 
 
@@ -137,13 +138,11 @@ def test_the_fallback_is_timed_at_the_clocks_of_the_fastest_candidate(
     on_the_cpu: tuple[Region, Target], monkeypatch: pytest.MonkeyPatch
 ):
     region, target = on_the_cpu
-    timer = measure.Measurer(region, target)
-    timer([Candidate("vertical", region.program, 1.0)])
+    made = timer_of(region, target)
+    made([Candidate("vertical", region.program, 1.0)])
     # Clocks fall to half: what took 5 takes 10 now, and the fallback takes 30.
-    monkeypatch.setattr(
-        measure, "_interleave", lambda arms: [a.samples.append(us) for a, us in zip(arms, (10.0, 30.0), strict=True)]
-    )
-    assert timer([Candidate("fallback", None, 1.0)]) == [15.0]
+    monkeypatch.setattr(timing, "to_choose", lambda _: [[10.0], [30.0]])
+    assert made([Candidate("fallback", None, 1.0)]) == [15.0]
 
 
 def test_one_that_cannot_be_built_does_not_keep_others_from_being_timed(
@@ -159,18 +158,18 @@ def test_one_that_cannot_be_built_does_not_keep_others_from_being_timed(
         return right(pipeline)
 
     monkeypatch.setattr(execution, "_reference", reference)
-    timer = measure.Measurer(region, target)
-    failed, us = timer([Candidate("vertical", other, 1.0), Candidate("spatial", region.program, 1.0)])
+    made = timer_of(region, target)
+    failed, us = made([Candidate("vertical", other, 1.0), Candidate("spatial", region.program, 1.0)])
     assert isinstance(failed, CompileError) and us == 5.0
 
 
 def test_a_fault_while_timing_is_the_reason_of_all(on_the_cpu: tuple[Region, Target], monkeypatch: pytest.MonkeyPatch):
-    def interleave(arms: list[measure.Arm]) -> None:
+    def fails(_: object) -> list[list[float]]:
         raise RuntimeError("CUDA error: unspecified launch failure")
 
     region, target = on_the_cpu
-    monkeypatch.setattr(measure, "_interleave", interleave)
-    found = measure.Measurer(region, target)([Candidate(name, region.program, 1.0) for name in ("vertical", "bulk")])
+    monkeypatch.setattr(timing, "to_choose", fails)
+    found = timer_of(region, target)([Candidate(name, region.program, 1.0) for name in ("vertical", "bulk")])
     assert [str(error) for error in found] == ["CUDA error: unspecified launch failure"] * 2
 
 
@@ -181,17 +180,15 @@ def test_the_whole_choice(
     target = Target("cuda", torch.device("cpu"), get("h200"))
     monkeypatch.setattr(backend, "resolve", lambda *_: target)
     monkeypatch.setattr(execution, "_kernels", lambda pipeline, *_: execution._reference(pipeline))
-    monkeypatch.setattr(measure, "PATIENCE_S", 60.0)
-    monkeypatch.setattr(planner, "SURE", 0.0)  # the fallback is timed, however clear the prediction
+    monkeypatch.setattr(margins, "PATIENCE_S", 60.0)
+    monkeypatch.setattr(margins, "SURE", 0.0)  # the fallback is timed, however clear the prediction
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
 
-    def interleave(arms: list[measure.Arm]) -> None:
-        for arm in arms:
-            replay: Any = arm.captured.graph
-            ours = isinstance(getattr(replay.call, "__self__", None), RegionCall)
-            arm.samples.append(5.0 if ours else 9.0)
+    def by_who_runs(arms: list[Replay]) -> list[list[float]]:
+        calls = [getattr(arm.run, "func", None) for arm in arms]
+        return [[5.0 if isinstance(getattr(call, "__self__", None), RegionCall) else 9.0] for call in calls]
 
-    monkeypatch.setattr(measure, "_interleave", interleave)
+    monkeypatch.setattr(timing, "to_choose", by_who_runs)
     module = nn.Sequential(linear(24, 40), nn.ReLU(), linear(40, 24)).bfloat16()
     x = torch.randn(200, 24).bfloat16()
     with torch.no_grad(), caplog.at_level(logging.INFO, "tilestream"):
@@ -225,7 +222,7 @@ def test_stages_over_sms_run_where_no_vertical_kernel_can_be_built(
 ):
     """Predictions alone: the choice cannot be built, nor any other vertical pipeline, and a spatial one computes."""
     asked = on_a_gpu_without_vertical_kernels(monkeypatch)
-    monkeypatch.setattr(planner, "MARGIN", 1e6)  # what the fallback takes is not the point here
+    monkeypatch.setattr(margins, "MARGIN", 1e6)  # what the fallback takes is not the point here
     module = nn.Sequential(*(m for _ in range(4) for m in (linear(64, 64), nn.ReLU()))).bfloat16()
     x = torch.randn(200, 64).bfloat16()
     with torch.no_grad(), caplog.at_level(logging.WARNING, "tilestream"):
@@ -264,38 +261,56 @@ def test_a_wrong_candidate_is_rejected(
     if fault != "scaled":
         monkeypatch.setattr(Replay, "replay", lambda self: self.outputs[0][:64].copy_(self.run()[0][:64]))
     with caplog.at_level(logging.ERROR, "tilestream"):
-        (found,) = measure.Measurer(region, target, against=False)([Candidate("vertical", region.program, 1.0)])
+        (found,) = timer_of(region, target, math.inf)([Candidate("vertical", region.program, 1.0)])
     assert isinstance(found, PlanError) and "computes a wrong result" in str(found)
     assert any("report this" in r.getMessage() for r in caplog.records)
 
 
-@pytest.mark.parametrize("against", [True, False])
+@pytest.mark.parametrize("patience_s", [margins.PATIENCE_S, math.inf])
 def test_one_candidate_is_waited_for_and_all_where_a_strategy_is_forced(
-    on_the_cpu: tuple[Region, Target], monkeypatch: pytest.MonkeyPatch, against: bool
+    on_the_cpu: tuple[Region, Target], monkeypatch: pytest.MonkeyPatch, patience_s: float
 ):
     """The second is ready first, and timed; the first is waited for no longer than it is worth."""
     region, target = on_the_cpu
     waited: list[tuple[int, float | None]] = []
 
     def first_built(groups: Any, kind: str, timeout_s: float | None, in_turn: bool = False) -> int | None:
-        if timeout_s == 0.0:  # whether what is timed next is there
-            return 0 if not against or len(waited) == 1 else None
         waited.append((len(groups), timeout_s))
         return None if timeout_s is not None else len(groups) - 1
 
-    monkeypatch.setattr(measure, "first_built", first_built)
-    timer = measure.Measurer(region, target, against)
-    first, second = timer([Candidate("vertical", region.program, 1.0), Candidate("spatial", region.program, 2.0)])
+    monkeypatch.setattr(timer, "first_built", first_built)
+    made = timer_of(region, target, patience_s)
+    first, second = made([Candidate("vertical", region.program, 1.0), Candidate("spatial", region.program, 2.0)])
     assert second == 5.0 and waited[0] == (2, None)
-    if against:
+    if math.isfinite(patience_s):
         left_s = waited[1][1]
-        assert isinstance(first, NotBuiltYet) and left_s is not None and 0 < left_s <= measure.PATIENCE_S
+        assert isinstance(first, NotTimedNow) and left_s is not None and 0 < left_s <= patience_s
         assert "it takes more than 5 s to build" in str(first) and "strategy='vertical'" in str(first)
     else:
         assert first == 5.0 and waited[1] == (1, None)
-    waited.clear()
-    monkeypatch.setattr(measure, "first_built", lambda *_: 0)
-    assert timer([Candidate("fallback", None, 3.0)]) == [5.0]
+    monkeypatch.setattr(timer, "first_built", lambda *_: 0)
+    assert made([Candidate("fallback", None, 3.0)]) == [5.0]
+
+
+def test_short_memory_is_a_reason_for_now(on_the_cpu: tuple[Region, Target], monkeypatch: pytest.MonkeyPatch):
+    """What did not fit beside a user's tensors may fit in the next process: the choice is not kept on disk."""
+    region, target = on_the_cpu
+    trial = region_trial(region, target)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (1000, 10**12))
+
+    def too_many() -> list[Tensor]:
+        check_room(401, target.device)
+        return []
+
+    (found,) = Timer(replace(trial, make=too_many), target)([Candidate("vertical", region.program, 1.0)])
+    assert isinstance(found, NotTimedNow) and "401 bytes" in str(found)
+
+    def out_of_memory(_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(timing, "capture", out_of_memory)
+    (found,) = Timer(trial, target)([Candidate("vertical", region.program, 1.0)])
+    assert isinstance(found, NotTimedNow) and "out of memory" in str(found)
 
 
 def test_inductors_code_of_a_region_begins_once(
@@ -306,9 +321,9 @@ def test_inductors_code_of_a_region_begins_once(
     call = fallback.eager(region.graph)
     monkeypatch.setattr(fallback, "begin", lambda _: (done.append("begins"), lambda: (done.append("ends"), call)[1])[1])
     monkeypatch.setattr(fallback, "rest", lambda _: (done.append("at once"), call)[1])
-    measure.begin_inductors(region)
+    begin_inductors(region)
     for _ in range(2):
-        assert measure.Measurer(region, target)([Candidate("fallback", None, 3.0)]) == [5.0]
+        assert timer_of(region, target)([Candidate("fallback", None, 3.0)]) == [5.0]
     assert done == ["begins", "ends", "at once"]
 
 
@@ -326,7 +341,7 @@ def test_modules_on_the_gpu(name: str, strategy: str):
 
 @pytest.mark.gpu
 def test_candidates_are_timed_beside_the_fallback(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(planner, "SURE", 0.0)  # however clear the prediction
+    monkeypatch.setattr(margins, "SURE", 0.0)  # however clear the prediction
     check(chain(), [torch.randn(8192, 64, device="cuda", dtype=torch.bfloat16)])
     (analysis,) = prepare.analyses()
     assert analysis.plan is not None
@@ -337,16 +352,13 @@ def test_candidates_are_timed_beside_the_fallback(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.gpu
 def test_slow_builds_end_the_measuring(monkeypatch: pytest.MonkeyPatch):
-    first: list[Any] = []
-
     def first_built(groups: Any, kind: str, timeout_s: float | None, in_turn: bool = False) -> int | None:
         if timeout_s is None:
-            first.append(groups[0])
             return execution.first_built(groups[:1], kind, None)
-        return 0 if timeout_s == 0.0 and groups == first else None
+        return None
 
-    monkeypatch.setattr(measure, "first_built", first_built)
-    monkeypatch.setattr(planner, "SURE", 0.0)
+    monkeypatch.setattr(timer, "first_built", first_built)
+    monkeypatch.setattr(margins, "SURE", 0.0)
     check(chain(), [torch.randn(8192, 64, device="cuda", dtype=torch.bfloat16)])
     (analysis,) = prepare.analyses()
     assert analysis.plan is not None

@@ -1,0 +1,81 @@
+"""Values that stand for a user's where candidates are timed: like them in all that decides times, but random."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from tilestream.graph.region import Region
+from tilestream.graph.sizes import hint
+from tilestream.plan.chooser import NotTimedNow
+
+MEMORY_SHARE = 0.4
+"""Of the free device memory, what values that are made up may take. Assumed: the rest is for kernels' own."""
+
+
+def check_room(size: int, device: torch.device) -> None:
+    """Refuse to make up more values than there is room for, ``size`` in bytes.
+
+    Raises:
+        NotTimedNow: it is more than ``MEMORY_SHARE`` of the free memory of ``device``.
+    """
+    free = torch.cuda.mem_get_info(device)[0]
+    if size > MEMORY_SHARE * free:
+        raise NotTimedNow(
+            f"{size} bytes of values, made up for timing, are more than {MEMORY_SHARE:.0%} of {free} free ones",
+            "leave the GPU more memory",
+        )
+
+
+def random_arguments(region: Region, seed: int = 0) -> list[Any]:
+    """Values for ``region.arguments``: constants as they are, sizes of the call that was captured, normal numbers.
+
+    Weights are scaled so that activations stay of order one.
+    """
+    loads = [op for op in region.program.stages[0].ops if op.index]
+    tables = {op.params[0] for op in loads}
+    weights = {
+        p.index for p in region.parameters if len(region.program.tensor(p.tensor).shape) == 2 and p.tensor not in tables
+    }
+    values: list[Any] = []
+    fixed: set[int] = set()
+    generator = torch.Generator(region.device).manual_seed(seed)
+    for index, node in enumerate(n for n in region.graph.graph.nodes if n.op == "placeholder"):
+        fake = node.meta["val"]
+        if "constant" in node.meta:
+            fixed.add(index)
+            values.append(node.meta["constant"])
+            continue
+        if not isinstance(fake, torch.Tensor):
+            values.append(hint(fake))
+            continue
+        scale = 1 / math.sqrt(region_width(region, index)) if index in weights else 1.0
+        values.append(random_tensor(fake, generator, scale))
+    heights = {p.tensor: values[p.index].shape[0] for p in region.parameters if p.tensor in tables}
+    for operand in region.inputs:  # rows from all over the table: the same again and again would stay near
+        least = min((heights[op.params[0]] for op in loads if op.index == operand.tensor), default=0)
+        if least and operand.index not in fixed:
+            values[operand.index].random_(0, least, generator=generator)
+    return values
+
+
+def random_tensor(fake: torch.Tensor, generator: torch.Generator | None = None, scale: float = 1.0) -> torch.Tensor:
+    """A real tensor with the sizes, strides, dtype and device of ``fake``: normal numbers, zeros where integers.
+
+    Strides may be any: transposed, with gaps, or zero, as an expanded tensor has. Zeros are indices that exist.
+    """
+    shape, strides = [hint(d) for d in fake.shape], [hint(d) for d in fake.stride()]
+    held = 1 + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True)) if 0 not in shape else 0
+    if fake.dtype.is_floating_point:
+        memory = (scale * torch.randn(held, device=fake.device, generator=generator)).to(fake.dtype)
+    else:
+        memory = torch.zeros(held, device=fake.device, dtype=fake.dtype)
+    return memory.as_strided(shape, strides)
+
+
+def region_width(region: Region, index: int) -> int:
+    """Input features of the weight that is argument ``index``."""
+    operand = next(p for p in region.parameters if p.index == index)
+    return region.program.tensor(operand.tensor).shape[-1]
