@@ -1,15 +1,27 @@
-"""Pipelines and plans as JSON and back, exactly. No pickle: a cache file can be read, and cannot run code."""
+"""Pipelines and plans as JSON and back, exactly. No pickle: a cache file can be read, and cannot run code.
+
+The classes of the IR say all: pipelines, stages, queues and ops are objects by the names of their fields, the small
+things in them (tensors, axes, views) are lists in the order of theirs.
+"""
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from enum import StrEnum
+from functools import cache
+from typing import Any, get_args, get_origin, get_type_hints
 
 from tilestream.errors import CacheError, IRError
-from tilestream.ir.axes import At, Axis, Level, Loop, Spread, View
-from tilestream.ir.pipeline import Pipeline, Queue, Role, Stage, Tensor, Tile, TileOp, Transport
+from tilestream.ir.pipeline import Pipeline, Queue, Stage, TileOp
 
 FORMAT = 3
+
+NAMED = (Pipeline, Stage, Queue, TileOp)
+
+RARE = {"held": False, "over": 1, "within": 0}
+"""Last fields of lists that are left out where they have these values."""
 
 
 def pipeline_to_json(p: Pipeline, sources: bool = True) -> dict[str, Any]:
@@ -17,34 +29,7 @@ def pipeline_to_json(p: Pipeline, sources: bool = True) -> dict[str, Any]:
 
     Without ``sources``, the user's lines, equal pipelines have equal trees.
     """
-    return {
-        "format": FORMAT,
-        "name": p.name,
-        "strategy": p.strategy,
-        "tensors": [[t.name, t.role.value, _axes_to_json(t.axes), t.dtype] for t in p.tensors],
-        "stages": [
-            {
-                "name": s.name,
-                "loops": [[loop.axis, loop.tile, *[True] * loop.held] for loop in s.loops],
-                "mesh": [[d.level.value, d.size, list(d.axes)] for d in s.mesh],
-                "resident": list(s.resident),
-                "in_flight": s.in_flight,
-                "ops": [_op_to_json(op, sources) for op in s.ops],
-            }
-            for s in p.stages
-        ],
-        "queues": [
-            {
-                "tile": q.tile,
-                "producer": q.producer,
-                "consumers": list(q.consumers),
-                "transport": q.transport.value,
-                "depth": q.depth,
-                "source": q.source if sources else "",
-            }
-            for q in p.queues
-        ],
-    }
+    return {"format": FORMAT, **_to_json(p, sources)}
 
 
 def pipeline_from_json(data: Any) -> Pipeline:
@@ -56,94 +41,49 @@ def pipeline_from_json(data: Any) -> Pipeline:
     try:
         if data["format"] != FORMAT:
             raise CacheError(f"pipeline data of format {data['format']!r}, not {FORMAT}", "write it again")
-        return Pipeline(
-            data["name"],
-            tuple(
-                Tensor(name, Role(role), _axes_from_json(axes), dtype) for name, role, axes, dtype in data["tensors"]
-            ),
-            tuple(
-                Stage(
-                    s["name"],
-                    tuple(_op_from_json(op) for op in s["ops"]),
-                    tuple(Loop(*loop) for loop in s["loops"]),
-                    tuple(Spread(Level(level), size, tuple(axes)) for level, size, axes in s["mesh"]),
-                    tuple(s["resident"]),
-                    s["in_flight"],
-                )
-                for s in data["stages"]
-            ),
-            tuple(
-                Queue(
-                    q["tile"], q["producer"], tuple(q["consumers"]), Transport(q["transport"]), q["depth"], q["source"]
-                )
-                for q in data["queues"]
-            ),
-            data["strategy"],
-        )
+        return _from_json(data, Pipeline)
     except (KeyError, TypeError, ValueError, AttributeError, IRError) as error:
         raise CacheError(f"not a pipeline: {error!r}", "write it again") from error
 
 
-def _op_to_json(op: TileOp, sources: bool) -> dict[str, Any]:
-    return {
-        "kind": op.kind,
-        "out": None if op.out is None else [op.out.name, _axes_to_json(op.out.axes), op.out.dtype],
-        "tiles": [_view_to_json(v) for v in op.tiles],
-        "tensors": [_view_to_json(v) for v in op.tensors],
-        "combine": op.combine,
-        "attrs": [[name, _number_to_json(value)] for name, value in op.attrs],
-        "source": op.source if sources else "",
-    }
-
-
-def _op_from_json(data: dict[str, Any]) -> TileOp:
-    return TileOp(
-        data["kind"],
-        None if data["out"] is None else Tile(data["out"][0], _axes_from_json(data["out"][1]), data["out"][2]),
-        tuple(_view_from_json(v) for v in data["tiles"]),
-        tuple(_view_from_json(v) for v in data["tensors"]),
-        tuple((name, _number_from_json(value)) for name, value in data["attrs"]),
-        data["source"],
-        data["combine"],
-    )
-
-
-def _axes_to_json(axes: tuple[Axis, ...]) -> list[list[Any]]:
-    return [[a.name, a.size] for a in axes]
-
-
-def _axes_from_json(data: Any) -> tuple[Axis, ...]:
-    return tuple(Axis(name, size) for name, size in data)
-
-
-def _view_to_json(view: View | str) -> Any:
-    """A name alone stays one."""
-    if isinstance(view, str):
-        return view
-    at = view.at and [
-        [list(c.axes), c.offset, c.index, list(c.strides), *([c.over, c.within] if c.part("") else [])] for c in view.at
-    ]
-    return [view.of, at]
-
-
-def _view_from_json(data: Any) -> View | str:
-    if isinstance(data, str):
-        return data
-    name, at = data
-    return View(
-        name,
-        None
-        if at is None
-        else tuple(At(tuple(a), offset, index, tuple(s), *part) for a, offset, index, s, *part in at),
-    )
-
-
-def _number_to_json(value: float | int | str) -> Any:
+def _to_json(value: Any, sources: bool) -> Any:
     """JSON has no infinities and no NaN: those become ``{"float": "inf"}``."""
+    if isinstance(value, tuple):
+        return [_to_json(v, sources) for v in value]
+    if isinstance(value, StrEnum):
+        return value.value
     if isinstance(value, float) and not math.isfinite(value):
         return {"float": repr(value)}
-    return value
+    if not is_dataclass(value):
+        return value
+    made = {name: _to_json(getattr(value, name), sources) for name in _fields(type(value))}
+    if isinstance(value, NAMED):
+        return made if sources or "source" not in made else {**made, "source": ""}
+    while made and made[last := next(reversed(made))] == RARE.get(last, ()):
+        del made[last]
+    return list(made.values())
 
 
-def _number_from_json(value: Any) -> float | int | str:
-    return float(value["float"]) if isinstance(value, dict) else value
+def _from_json(data: Any, kind: Any) -> Any:
+    """What ``data`` is as a value of type ``kind``: a class, ``tuple[...]``, or one of several of them."""
+    if get_origin(kind) is tuple:
+        of = get_args(kind)
+        each = of[:1] * len(data) if of[-1] is Ellipsis else of
+        return tuple(_from_json(x, k) for x, k in zip(data, each, strict=True))
+    if isinstance(kind, type) and is_dataclass(kind):
+        known = _fields(kind)
+        if isinstance(data, Mapping):
+            data = [data[name] for name in known]
+        return kind(*(_from_json(x, k) for x, k in zip(data, [*known.values()][: len(data)], strict=True)))
+    if isinstance(data, dict):
+        return float(data["float"])
+    if isinstance(data, list):  # of several types the one that is neither text nor a number
+        return _from_json(data, next(k for k in get_args(kind) if k not in (str, int, float, type(None))))
+    return kind(data) if isinstance(kind, type) and issubclass(kind, StrEnum) else data
+
+
+@cache
+def _fields(of: type) -> dict[str, Any]:
+    """Names and types of the fields of a dataclass."""
+    hints = get_type_hints(of)
+    return {f.name: hints[f.name] for f in fields(of)}
