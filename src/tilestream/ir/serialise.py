@@ -7,7 +7,7 @@ things in them (tensors, axes, views) are lists in the order of theirs.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from enum import StrEnum
 from functools import cache
@@ -41,45 +41,58 @@ def pipeline_from_json(data: Any) -> Pipeline:
     try:
         if data["format"] != FORMAT:
             raise CacheError(f"pipeline data of format {data['format']!r}, not {FORMAT}", "write it again")
-        return _from_json(data, Pipeline)
+        return _reader(Pipeline)(data)
     except (KeyError, TypeError, ValueError, AttributeError, IRError) as error:
         raise CacheError(f"not a pipeline: {error!r}", "write it again") from error
 
 
 def _to_json(value: Any, sources: bool) -> Any:
     """JSON has no infinities and no NaN: those become ``{"float": "inf"}``."""
-    if isinstance(value, tuple):
-        return [_to_json(v, sources) for v in value]
-    if isinstance(value, StrEnum):
-        return value.value
-    if isinstance(value, float) and not math.isfinite(value):
-        return {"float": repr(value)}
-    if not is_dataclass(value):
+    kind = type(value)
+    if kind in (str, int):
         return value
-    made = {name: _to_json(getattr(value, name), sources) for name in _fields(type(value))}
-    if isinstance(value, NAMED):
+    if kind is tuple:
+        return [_to_json(v, sources) for v in value]
+    if kind is float:
+        return value if math.isfinite(value) else {"float": repr(value)}
+    if not is_dataclass(kind):
+        return getattr(value, "value", value)  # of an enumeration
+    made = {name: _to_json(getattr(value, name), sources) for name in _fields(kind)}
+    if kind in NAMED:
         return made if sources or "source" not in made else {**made, "source": ""}
     while made and made[last := next(reversed(made))] == RARE.get(last, ()):
         del made[last]
     return list(made.values())
 
 
-def _from_json(data: Any, kind: Any) -> Any:
-    """What ``data`` is as a value of type ``kind``: a class, ``tuple[...]``, or one of several of them."""
+@cache
+def _reader(kind: Any) -> Callable[[Any], Any]:
+    """What makes a value of type ``kind`` of its data: of a class, ``tuple[...]``, or one of several of them."""
+    of = get_args(kind)
     if get_origin(kind) is tuple:
-        of = get_args(kind)
-        each = of[:1] * len(data) if of[-1] is Ellipsis else of
-        return tuple(_from_json(x, k) for x, k in zip(data, each, strict=True))
-    if isinstance(kind, type) and is_dataclass(kind):
-        known = _fields(kind)
-        if isinstance(data, Mapping):
-            data = [data[name] for name in known]
-        return kind(*(_from_json(x, k) for x, k in zip(data, [*known.values()][: len(data)], strict=True)))
-    if isinstance(data, dict):
-        return float(data["float"])
-    if isinstance(data, list):  # of several types the one that is neither text nor a number
-        return _from_json(data, next(k for k in get_args(kind) if k not in (str, int, float, type(None))))
-    return kind(data) if isinstance(kind, type) and issubclass(kind, StrEnum) else data
+        if of[-1] is Ellipsis:
+            one = _reader(of[0])
+            return lambda data: tuple([one(x) for x in data])
+        each = [_reader(k) for k in of]
+        return lambda data: tuple([read(x) for read, x in zip(each, data, strict=True)])
+    if is_dataclass(kind):
+        return _object_reader(kind)
+    if of:  # lists are of the one that is neither text nor a number
+        other = next((_reader(k) for k in of if k not in (str, int, float, type(None))), None)
+        return lambda data: other(data) if other and isinstance(data, list) else _number(data)
+    return kind if issubclass(kind, StrEnum) else lambda data: data
+
+
+def _object_reader(kind: Any) -> Callable[[Any], Any]:
+    readers = {name: _reader(hint) for name, hint in _fields(kind).items()}
+    if kind in NAMED:
+        return lambda data: kind(*[read(data[name]) for name, read in readers.items()])
+    each = list(readers.values())
+    return lambda data: kind(*[read(x) for read, x in zip(each[: len(data)], data, strict=True)])
+
+
+def _number(data: Any) -> Any:
+    return float(data["float"]) if isinstance(data, dict) else data
 
 
 @cache
