@@ -30,12 +30,13 @@ from tilestream.apps.layers import random_operands
 from tilestream.bench.environment import environment
 from tilestream.cuda import driver
 from tilestream.cuda.cache import compile_ahead, compiled
-from tilestream.cuda.launch import CompiledPipeline, SharedTileLaunch
+from tilestream.cuda.launch import CompiledPipeline, Launch
 from tilestream.graph.capture import capture as capture_graph
 from tilestream.graph.selection import partition
 from tilestream.ir.pipeline import Pipeline, Role
+from tilestream.kernels.families import kernel_of
+from tilestream.kernels.parts.source import KernelSource
 from tilestream.kernels.product.shared_tile import Tail
-from tilestream.kernels.product.shared_tile.emit import SharedTileSource, emit
 from tilestream.kernels.product.sharing import Middle
 from tilestream.plan.passes.share_tile import Split, share_tile
 from tilestream.run.timing import capture, interleaved
@@ -70,8 +71,8 @@ def program(name: str) -> Pipeline:
     return region.program
 
 
-def marked(pipeline: Pipeline) -> SharedTileSource:
-    source = emit(pipeline)
+def marked(pipeline: Pipeline) -> KernelSource:
+    source = kernel_of(pipeline).source()
     return replace(source, text="#define TS_MARKS\n" + source.text)
 
 
@@ -79,7 +80,7 @@ def phases(pipeline: Pipeline, rows: int) -> dict[str, tuple[float, float]]:
     """Microseconds from a CTA's start to each mark: the median and the last of the CTAs, of the median launch."""
     source = marked(pipeline)
     device = torch.device("cuda", torch.cuda.current_device())
-    launch = SharedTileLaunch(source, compiled(source), device)
+    launch = Launch(source, compiled(source), device)
     kernel = CompiledPipeline(pipeline, [launch], device)
     operands = random_operands(pipeline, rows, "cuda", 0)
     found = []
@@ -96,11 +97,11 @@ def phases(pipeline: Pipeline, rows: int) -> dict[str, tuple[float, float]]:
     }
 
 
-def read_marks(launch: SharedTileLaunch) -> np.ndarray:
+def read_marks(launch: Launch) -> np.ndarray:
     """``[CTAs, marks]``, microseconds from each CTA's start; 0 where a mark was not reached."""
     address, size = launch.function.variable("ts_marks")
     raw = np.frombuffer(driver.read(address, size), dtype=np.uint64).reshape(-1, PLACES)
-    raw = raw[: launch.schedule.ctas].astype(np.int64)
+    raw = raw[: launch.frame.ctas].astype(np.int64)
     ended, start_ns, end_ns = (MARKS.index(name) for name in ("ended", "start ns", "end ns"))
     clocks = raw[:, :start_ns] - raw[:, :1]
     us_a_clock = np.median((raw[:, end_ns] - raw[:, start_ns]) / clocks[:, ended]) / 1000

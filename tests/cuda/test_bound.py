@@ -21,8 +21,8 @@ class Recorder:
 
     source: Any
     told: dict[str, tuple[int, int]] = field(default_factory=dict)
-    dump = None
-    needs_rows = True
+    record = None
+    kernel = SimpleNamespace(needs_rows=True)
 
     def prepare(self, where: dict[str, tuple[int, int]], rows: int, stream: int, capture: int) -> list[Any]:
         self.told = dict(where)

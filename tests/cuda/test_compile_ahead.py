@@ -19,7 +19,8 @@ from tilestream.cuda.compile import KernelReport, compile_source
 from tilestream.cuda.workers import NOW, Task, Workers
 from tilestream.errors import CompileError
 from tilestream.kernels.parts.headers import headers
-from tilestream.kernels.stream.emit import KernelSource, emit
+from tilestream.kernels.parts.source import KernelSource
+from tilestream.kernels.stream.emit import emit
 
 WAIT_S = 240.0  # for threads that a busy machine may start late
 SOURCE = replace(emit(chain(1, 16)), register_splits=((208, 88), (224, 56), (232, 40), (240, 24)))

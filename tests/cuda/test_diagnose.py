@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import struct
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from tilestream.cuda import diagnose
-from tilestream.cuda.diagnose import Dump
-from tilestream.cuda.segments import NodeRecord
+from tilestream.cuda.diagnose import Record
+from tilestream.cuda.segments import node_record
 from tilestream.errors import InputError, QueueTimeout
+from tilestream.kernels.stream.kernel import RowStream
 from tilestream.kernels.stream.tables import QueueSpec, Tables
 
 EPOCH = 3 << 32
@@ -22,20 +24,28 @@ def tables() -> Tables:
     return Tables(queues=[first, QueueSpec("k", "bf16", 64, 2, ("c",), 6, "")], lines=10)
 
 
-def record(dump: Dump, stage: int, queue: int, tile: int, free: int, expected: int, found: int, flags: list[int]):
+def dump_of_tables() -> Record:
+    """What a kernel of three stages leaves."""
+    launch = SimpleNamespace(name="p", stages=[SimpleNamespace(name=n, replicas=1) for n in ("a", "b", "c")])
+    kernel = RowStream(launch)  # pyright: ignore[reportArgumentType]
+    kernel.tables = tables()
+    return Record(kernel.frame.words, kernel.error)
+
+
+def record(dump: Record, stage: int, queue: int, tile: int, free: int, expected: int, found: int, flags: list[int]):
     """Write what ``expire`` of roles.cuh writes."""
     raw = struct.pack(f"<6I2Q{len(flags)}Q", 1, stage, 11, queue, tile, free, expected, found, *flags)
     dump.words[: len(raw) // 8] = torch.frombuffer(bytearray(raw), dtype=torch.int64)
 
 
 def test_no_record_no_error():
-    dump = Dump(tables(), ["a", "b", "c"])
+    dump = dump_of_tables()
     assert dump.words.numel() == 5 + 10
     dump.check()
 
 
 def test_a_tile_that_did_not_come():
-    dump = Dump(tables(), ["a", "b", "c"])
+    dump = dump_of_tables()
     flags = [EPOCH | t for t in (5, 4, 5, 4, 3, 2)] + [EPOCH | 1, 0, 0, 0]
     record(dump, 1, 0, 5, 0, EPOCH | 6, EPOCH | 4, flags)
     with pytest.raises(QueueTimeout) as raised:
@@ -51,7 +61,7 @@ def test_a_tile_that_did_not_come():
 
 
 def test_a_slot_that_did_not_become_free():
-    dump = Dump(tables(), ["a", "b", "c"])
+    dump = dump_of_tables()
     record(dump, 0, 1, 9, 1, EPOCH | 8, EPOCH | 7, [0] * 10)
     says = r"stage 'a' on SM 11 waited too long for a free slot in tile 9 of queue 'k' \(no source line\)"
     with pytest.raises(QueueTimeout, match=says):
@@ -61,7 +71,7 @@ def test_a_slot_that_did_not_become_free():
 def test_a_process_that_ends_says_it(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch):
     """torch's own error for a trap names no queue."""
     monkeypatch.setattr(diagnose, "_records", set())
-    quiet, dump = Dump(tables(), ["a", "b", "c"]), Dump(tables(), ["a", "b", "c"])
+    quiet, dump = dump_of_tables(), dump_of_tables()
     assert diagnose._records == {quiet, dump}
     record(dump, 2, 1, 9, 0, EPOCH | 10, EPOCH | 9, [0] * 10)
     diagnose._tell()
@@ -72,7 +82,7 @@ def test_a_process_that_ends_says_it(caplog: pytest.LogCaptureFixture, monkeypat
 @pytest.mark.parametrize("index", [5, -6, 2**32])
 def test_an_index_that_is_no_node(index: int):
     """What ``give_up`` of lanes.cuh writes in the kernel that sorts edges by node."""
-    record = NodeRecord()
+    record = node_record()
     with pytest.raises(RuntimeError, match="launch failure"), record.explained():
         raise RuntimeError("launch failure")
     says = f"the index of row 17 of a sum of rows by their indices is {index}, and the sum has 5 rows"

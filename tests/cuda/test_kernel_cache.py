@@ -13,10 +13,11 @@ import torch
 from programs import chain
 
 from tilestream import cuda, devices, reference
-from tilestream.cuda import building, cache, compile_only, emit
+from tilestream.cuda import building, cache, compile_only
 from tilestream.cuda.compile import KernelReport, compile_source
 from tilestream.ir.pipeline import Pipeline
 from tilestream.kernels.parts.headers import included
+from tilestream.kernels.stream.emit import emit
 from tilestream.options import Options
 from tilestream.run.executable import Executable, Interpreted
 from tilestream.run.target import Target

@@ -9,9 +9,9 @@ from golden_cuda import NAMED
 from programs import chain, nerf
 from samples import spatial, vertical
 
-from tilestream.cuda import emit
 from tilestream.ir.launches import cut_at_dram
 from tilestream.ir.pipeline import Pipeline
+from tilestream.kernels.stream.emit import emit
 
 COMMENT = re.compile(r"^    // \w+, step \d+: .*\n", re.MULTILINE)
 

@@ -17,11 +17,11 @@ from tilestream.cuda.host.build import HostRace, HostTrap, Mutation
 from tilestream.devices import get
 from tilestream.errors import QueueTimeout, VerifyError
 from tilestream.ir.pipeline import Pipeline
+from tilestream.kernels.families import why_no_kernel
 from tilestream.kernels.fits import verify_on
 from tilestream.kernels.gradients.backward import build, is_backward
 from tilestream.kernels.gradients.backward.cost import cost
 from tilestream.kernels.gradients.stationary import is_stationary
-from tilestream.kernels.shape import why_no_kernel
 from tilestream.reference.whole import run_whole
 
 on_host = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")

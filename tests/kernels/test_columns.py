@@ -26,8 +26,9 @@ from tilestream.ir.plain import plain
 from tilestream.ir.serialise import pipeline_from_json, pipeline_to_json
 from tilestream.ir.text import show
 from tilestream.ir.verify import verify
+from tilestream.kernels.families import why_no_kernel
 from tilestream.kernels.fits import verify_on
-from tilestream.kernels.shape import KernelShape, kernel_shape, why_no_kernel
+from tilestream.kernels.shape import KernelShape, kernel_shape
 from tilestream.kernels.stream.build import build
 from tilestream.kernels.stream.emit import emit
 from tilestream.kernels.stream.model import Place

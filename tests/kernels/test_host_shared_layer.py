@@ -12,8 +12,7 @@ from random_pipelines import tensors_for
 from torch import nn
 
 from tilestream.apps.layers import Layer
-from tilestream.cuda.host.build import HostRace, HostRun, HostTrap, Mutation
-from tilestream.cuda.host.shared_tile import run_tile_on_host
+from tilestream.cuda.host.build import HostRace, HostRun, HostTrap, Mutation, run_on_host
 from tilestream.errors import QueueTimeout
 from tilestream.kernels.product.shared_tile import Tail
 from tilestream.kernels.product.sharing import Middle
@@ -27,7 +26,7 @@ WIDE = Layer(72, (136,), act="relu", bias=True)
 
 
 def run(layer: Layer, split: Split, rows: int, folder: Path, **options) -> dict[str, torch.Tensor]:
-    return run_tile_on_host(share_tile(layer.program(), split), layer.tensors(rows), HostRun(folder=folder, **options))
+    return run_on_host(share_tile(layer.program(), split), layer.tensors(rows), HostRun(folder=folder, **options))
 
 
 def check(layer: Layer, split: Split, rows: int, folder: Path, **options) -> dict[str, torch.Tensor]:
@@ -120,7 +119,7 @@ def test_a_result_of_one_column(split: Split, folder: Path) -> None:
 
     exact = eager({n: t.double() for n, t in tensors.items()})
     made = share_tile(program.build(), split)
-    (got,) = run_tile_on_host(made, tensors, HostRun(folder=folder, sanitize=True)).values()
+    (got,) = run_on_host(made, tensors, HostRun(folder=folder, sanitize=True)).values()
     own, near = (float((y.double() - exact).norm() / exact.norm()) for y in (got, eager(tensors)))
     assert own <= 1.1 * near + 1e-4
 

@@ -10,8 +10,7 @@ import pytest
 import torch
 from shared_tiles import Ffn
 
-from tilestream.cuda.host.build import HostRace, HostRun, HostTrap, Mutation
-from tilestream.cuda.host.shared_tile import run_tile_on_host
+from tilestream.cuda.host.build import HostRace, HostRun, HostTrap, Mutation, run_on_host
 from tilestream.errors import QueueTimeout
 from tilestream.kernels.product.shared_tile import Tail, model
 from tilestream.kernels.product.sharing import Middle
@@ -31,7 +30,7 @@ def flagged(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(block: Ffn, split: Split, rows: int, folder: Path, **options) -> torch.Tensor:
-    made = run_tile_on_host(share_tile(block.program(), split), block.tensors(rows), HostRun(folder=folder, **options))
+    made = run_on_host(share_tile(block.program(), split), block.tensors(rows), HostRun(folder=folder, **options))
     return made["y"]
 
 

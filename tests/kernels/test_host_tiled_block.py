@@ -12,8 +12,7 @@ from shared_tiles import Ffn
 
 from tilestream import devices
 from tilestream.apps.layers import Layer
-from tilestream.cuda.host.build import HostRace, HostRun, HostTrap, Mutation
-from tilestream.cuda.host.tiled_block import run_tiled_on_host
+from tilestream.cuda.host.build import HostRace, HostRun, HostTrap, Mutation, run_on_host
 from tilestream.errors import QueueTimeout
 from tilestream.plan.passes import tile_block
 
@@ -33,7 +32,7 @@ def check(block: Ffn, rows: int, folder: Path, large: float = 1.0, **options) ->
     tensors = block.tensors(rows)
     tensors["up"] *= large
     exact = block.eager({n: t.double() for n, t in tensors.items()})
-    got = run_tiled_on_host(tile_block(block.program(), TWO), tensors, HostRun(folder=folder, **options))["y"]
+    got = run_on_host(tile_block(block.program(), TWO), tensors, HostRun(folder=folder, **options))["y"]
 
     def error(y: torch.Tensor) -> float:
         return float((y.double() - exact).norm() / exact.norm())
@@ -57,7 +56,7 @@ def test_values(block: Ffn, rows: int, folder: Path) -> None:
 def test_values_of_a_layer_by_itself(layer: Layer, rows: int, folder: Path) -> None:
     tensors = layer.tensors(rows)
     exact, eager = layer.eager({n: t.double() for n, t in tensors.items()}), layer.eager(tensors)
-    got = run_tiled_on_host(tile_block(layer.program(), TWO), tensors, HostRun(folder=folder, sanitize=True))
+    got = run_on_host(tile_block(layer.program(), TWO), tensors, HostRun(folder=folder, sanitize=True))
     for name, want in exact.items():
         own, near = (float((y.double() - want).norm() / want.norm()) for y in (got[name], eager[name]))
         assert own <= 1.1 * near + 1e-4, (name, own, near)

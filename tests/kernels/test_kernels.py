@@ -14,7 +14,8 @@ from tilestream.cuda.compile import KernelReport
 from tilestream.devices import get
 from tilestream.ir.launches import cut_at_dram
 from tilestream.ir.pipeline import Pipeline, Shard
-from tilestream.kernels.stream.emit import KernelSource, emit
+from tilestream.kernels.parts.source import KernelSource
+from tilestream.kernels.stream.emit import emit
 from tilestream.options import Options
 from tilestream.plan.planner import plan
 

@@ -9,7 +9,7 @@ from programs import Program, chain, edge_block, nerf
 
 from tilestream.errors import IRError, VerifyError
 from tilestream.ir.pipeline import Pipeline, Residency, Role, Shard
-from tilestream.kernels.footprint import footprint
+from tilestream.kernels.families import footprint
 from tilestream.kernels.stream.build import build
 from tilestream.kernels.stream.layout import CHUNK, SHARED_LIMIT, lay_out
 from tilestream.kernels.stream.model import Place, Schedule

@@ -12,8 +12,7 @@ from convolutions import by_torch, chain, tensors
 
 from tilestream import cuda
 from tilestream.apps.layers import Layer
-from tilestream.cuda.host.build import HostRace, HostRun, HostTrap, Mutation
-from tilestream.cuda.host.shared_tile import run_tile_on_host
+from tilestream.cuda.host.build import HostRace, HostRun, HostTrap, Mutation, run_on_host
 from tilestream.devices import get
 from tilestream.errors import QueueTimeout, VerifyError
 from tilestream.ir.pipeline import TILE_ROWS, Pipeline
@@ -66,7 +65,7 @@ def test_the_reference_machine_computes_it(make, name: str, window: Window) -> N
 
 
 def run(program: Pipeline, split: Split, given, folder: Path, **options) -> torch.Tensor:
-    (got,) = run_tile_on_host(share_tile(program, split), given, HostRun(folder=folder, **options)).values()
+    (got,) = run_on_host(share_tile(program, split), given, HostRun(folder=folder, **options)).values()
     return got
 
 

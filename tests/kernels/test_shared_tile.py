@@ -60,10 +60,10 @@ def test_products_of_a_gathered_middle_stay_in_shared_memory(rows: int, columns:
     split = Split(8, columns, middle=Middle.DSM, tile_rows=rows)
     source = emit(share_tile(Ffn(1000, 264, 328).program(), split))
     at = {name: int(value) for name, value in re.findall(r"\b([A-Z_]+) = (\d+)[,;]", source.text)}
-    gathered = source.schedule.gather_bytes
+    gathered = source.tables.schedule.gather_bytes
     assert gathered == 2 * rows * 128 * -(-columns * at["MIDDLE"] // 128)
     assert at["GATHER"] % 128 == at["WEIGHTS"] % 1024 == 0
-    assert at["LEFT_STAGES"] * source.schedule.left_bytes <= at["GATHER"] == at["WEIGHTS"] - gathered
+    assert at["LEFT_STAGES"] * source.tables.schedule.left_bytes <= at["GATHER"] == at["WEIGHTS"] - gathered
     last = at["GATHER"] + gathered - 16 * 2 * rows
     assert last + 2048 <= at["WEIGHTS"] + at["WEIGHT_STAGES"] * at["WEIGHT_BYTES"] <= at["SCATTER"] <= at["BARS"]
 

@@ -11,10 +11,11 @@ from shared_tiles import Ffn
 
 from tilestream import cuda
 from tilestream.cuda import sass
-from tilestream.cuda.diagnose_shared_tile import ExchangeDump
+from tilestream.cuda.diagnose import Record
 from tilestream.errors import QueueTimeout
 from tilestream.ir.pipeline import Pipeline
-from tilestream.kernels.product.shared_tile import Tail, build
+from tilestream.kernels.families import kernel_of
+from tilestream.kernels.product.shared_tile import Tail
 from tilestream.kernels.product.sharing import Middle
 from tilestream.plan.passes.share_tile import Split, share_tile
 
@@ -29,7 +30,8 @@ def shared(block: Ffn, split: Split) -> Pipeline:
 
 def test_a_wait_that_expired_is_told_with_both_ctas() -> None:
     p = shared(G4, Split(8, 16))
-    dump = ExchangeDump(build(p.stages[0], p), p.name)
+    kernel = kernel_of(p)
+    dump = Record(kernel.frame.words, kernel.error)
     dump.check()
     words = (1 | 1 << 32, 18 | 21 << 32, 40, 7, 6)  # claimed, phase | CTA, peer | SM | expected, found
     dump.words[: len(words)] = torch.tensor(words)

@@ -14,19 +14,19 @@ from stationary import Layer, data, exact, gradients
 from tilestream import cuda, reference
 from tilestream.cuda import sass
 from tilestream.cuda.compile import compile_source
-from tilestream.cuda.host.build import HostRace, HostRun, HostTrap, Mutation
-from tilestream.cuda.host.stationary import run_sums_on_host
+from tilestream.cuda.host.build import HostRace, HostRun, HostTrap, Mutation, run_on_host
 from tilestream.devices import get
 from tilestream.errors import PlanError, QueueTimeout, VerifyError
 from tilestream.ir.axes import Level, Loop, Spread
 from tilestream.ir.pipeline import Pipeline
 from tilestream.ir.plain import plain
 from tilestream.ir.verify import verify
+from tilestream.kernels.families import why_no_kernel
 from tilestream.kernels.fits import verify_on
 from tilestream.kernels.gradients.stationary import builds, is_stationary
 from tilestream.kernels.gradients.stationary.cost import cost
 from tilestream.kernels.gradients.stationary.emit import emit
-from tilestream.kernels.shape import KernelShape, kernel_shape, why_no_kernel
+from tilestream.kernels.shape import KernelShape, kernel_shape
 from tilestream.plan.gradients import Gradient, weight_gradients
 
 on_host = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
@@ -38,7 +38,7 @@ ROUNDING = {"bf16": 2**-9, "f16": 2**-12, "f32": 2**-20}
 
 
 def run(p: Pipeline, inputs: dict[str, torch.Tensor], folder: Path, **options) -> dict[str, torch.Tensor]:
-    return run_sums_on_host(p, inputs, HostRun(folder=folder, **options))
+    return run_on_host(p, inputs, HostRun(folder=folder, **options))
 
 
 def check(p: Pipeline, rows: int, folder: Path, **options) -> dict[str, torch.Tensor]:

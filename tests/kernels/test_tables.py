@@ -7,7 +7,9 @@ from dataclasses import replace
 from programs import Program, chain, edge_block, nerf
 
 from tilestream.ir.pipeline import Pipeline, Queue, Shard, Stage, Transport
-from tilestream.kernels.stream.emit import KernelSource, emit
+from tilestream.kernels.families import kernel_of
+from tilestream.kernels.parts.source import KernelSource
+from tilestream.kernels.stream.emit import emit
 
 
 def shared(p: Pipeline) -> Pipeline:
@@ -57,7 +59,7 @@ def test_a_queued_tile_is_announced_by_its_first_and_last_chunk() -> None:
     source = emit(two_stages())
     rings = [op for op in source.tables.store_ops if op[2] == 0]
     assert [(op[1], op[3], op[4]) for op in rings] == [(0, 1, 0), (64, 0, 1)] * 2  # once for each warpgroup
-    assert source.cooperative
+    assert kernel_of(source.pipeline).frame.together
 
 
 def test_a_queue_has_a_line_a_slot_and_a_line_a_slot_and_consumer() -> None:
@@ -80,7 +82,7 @@ def test_equal_stages_share_their_code() -> None:
         for k, o in enumerate(cuts[:-1])
     )
     source = emit(replace(p, stages=stages, queues=queues))
-    assert [s.kind for s in source.stages] == [0, 1, 1, 1], (
+    assert [s.kind for s in source.tables.stages] == [0, 1, 1, 1], (
         "where tiles go is in the tables; only the first frees no slot"
     )
 

@@ -7,13 +7,12 @@ from pathlib import Path
 import torch
 from backward_chains import data, eager
 
-from tilestream.cuda.host.build import HostRun
-from tilestream.cuda.host.stationary import run_sums_on_host
+from tilestream.cuda.host.build import HostRun, run_on_host
 from tilestream.ir.pipeline import Pipeline
 
 
 def run(p: Pipeline, inputs: dict[str, torch.Tensor], folder: Path, **options) -> dict[str, torch.Tensor]:
-    return run_sums_on_host(p, inputs, HostRun(folder=folder, **options))
+    return run_on_host(p, inputs, HostRun(folder=folder, **options))
 
 
 def check(p: Pipeline, rows: int, folder: Path, **options) -> dict[str, torch.Tensor]:

@@ -94,7 +94,7 @@ def test_every_part_keeps_its_own_weights_and_reads_the_whole_operand():
 def test_parts_share_their_code():
     (source,) = cuda.sources(by_columns(chain(8, 256), 64))
     assert source.text.count("struct Kind") == 2  # the first layer loads, all others join queues
-    assert len(source.stages) == 32
+    assert len(source.tables.stages) == 32
 
 
 def test_norms_keep_their_layer_whole():

@@ -15,7 +15,7 @@ from tilestream import devices
 from tilestream.devices import DEVICES, Device
 from tilestream.devices.shared_tile import H200_GENERATED, HANGS_ON, SharedTileRates
 from tilestream.ir.pipeline import Pipeline
-from tilestream.kernels.closed_forms import CLOSED_FORMS, closed_form
+from tilestream.kernels.families import FAMILIES, kernel_of
 from tilestream.options import Options
 from tilestream.plan.cost import predict
 from tilestream.plan.planner import plan
@@ -80,8 +80,8 @@ BETTER: dict[str, tuple[Callable[[Device], Device], set[str]]] = {
 
 def test_on_an_h200_every_prediction_is_what_it_was() -> None:
     assert times(H200) == json.loads(TIMES.read_text())
-    names = {form.name for pipeline, _ in known().values() if (form := closed_form(pipeline)) is not None}
-    assert names == {form.name for form in CLOSED_FORMS}
+    names = {form.name for pipeline, _ in known().values() if (form := kernel_of(pipeline).closed_form) is not None}
+    assert names == {family.closed_form.name for family in FAMILIES if family.closed_form is not None}
 
 
 def test_every_constant_of_a_shared_tile_hangs_on_a_number_of_the_device() -> None:
@@ -99,7 +99,7 @@ def test_a_device_that_is_better_in_a_number_never_slows_a_plan_down(number: str
     gained = {
         form.name
         for name, (pipeline, _) in known().items()
-        if after[name] < 0.999 * before[name] and (form := closed_form(pipeline)) is not None
+        if after[name] < 0.999 * before[name] and (form := kernel_of(pipeline).closed_form) is not None
     }
     assert gained >= gain
 
@@ -108,7 +108,7 @@ def test_a_narrow_port_slows_shared_tiles_and_tiled_blocks_down() -> None:
     """On an H200 it is never what they wait for."""
     before, after = times(H200), times(H200.scale("sm_bytes_per_clock", 1 / 16))
     for name, (pipeline, _) in known().items():
-        form = closed_form(pipeline)
+        form = kernel_of(pipeline).closed_form
         if form is not None and form.name in ("shared tiles", "tiled blocks"):
             assert after[name] > 1.01 * before[name], name
 

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 from tilestream import reference
 from tilestream.apps.models import MODELS
-from tilestream.cuda.host.build import HostRun
-from tilestream.cuda.host.stationary import run_sums_on_host
+from tilestream.cuda.host.build import HostRun, run_on_host
 from tilestream.graph import kept
 from tilestream.ir.dtypes import TORCH_DTYPES
 from tilestream.ir.pipeline import Pipeline, Role
@@ -198,7 +197,7 @@ def _same_on_the_host(p: Pipeline, folder: Path) -> None:
         for t in p.tensors
         if t.role is not Role.OUTPUT
     }
-    got, want = run_sums_on_host(p, inputs, HostRun(folder=folder)), reference.run(p, inputs)
+    got, want = run_on_host(p, inputs, HostRun(folder=folder)), reference.run(p, inputs)
     assert got.keys() == want.keys()
     for name in want:
         torch.testing.assert_close(got[name].double(), want[name].double(), rtol=2**-7, atol=0.1)

@@ -51,7 +51,7 @@ def test_the_timeout_is_the_one_in_the_code():
 
 
 def test_the_dump_on_the_page_is_what_the_code_prints():
-    from tilestream.cuda.diagnose import Dump
+    from tilestream.kernels.stream.kernel import told
     from tilestream.kernels.stream.tables import QueueSpec, Tables
 
     queues = [
@@ -60,14 +60,14 @@ def test_the_dump_on_the_page_is_what_the_code_prints():
     ]
     tables = Tables(queues=queues)
     tables.lines = 20
-    dump = Dump(tables, ["encode", "hidden", "head"])
+    words = [0] * (5 + tables.lines)
     launch = 7 << 32
     # stage and SM, queue and tile, as pairs of 32-bit words: low half first
-    dump.words[0], dump.words[1], dump.words[2] = 1 | 2 << 32, 41 | 1 << 32, 1205
-    dump.words[3], dump.words[4] = launch | 1206, launch | 1202
+    words[0], words[1], words[2] = 1 | 2 << 32, 41 | 1 << 32, 1205
+    words[3], words[4] = launch | 1206, launch | 1202
     heads = [1206, 1206, 1202, 1205, 1201]
     for group, head in enumerate(heads):
         for slot in range(4):
-            dump.words[5 + 4 * group + slot] = launch | (head - slot)
-    for line in dump.describe().splitlines():
+            words[5 + 4 * group + slot] = launch | (head - slot)
+    for line in told(tables, ["encode", "hidden", "head"], words).splitlines():
         assert line.strip() in PAGE, line

@@ -19,11 +19,12 @@ from typer.testing import CliRunner
 
 from tilestream import cuda, devices
 from tilestream.cli.main import app
-from tilestream.cuda import cache, compile, driver, emit
+from tilestream.cuda import cache, compile, driver
 from tilestream.cuda.launch import CompiledPipeline, Launch
 from tilestream.errors import CompileError, DeviceError, InputError, OptionError, QueueTimeout, TilestreamError
 from tilestream.ir.launches import cut_at_dram
 from tilestream.ir.pipeline import Pipeline, Role
+from tilestream.kernels.stream.emit import emit
 from tilestream.options import Options
 from tilestream.run import backend
 from tilestream.run.backend import tilestream
@@ -159,7 +160,7 @@ class Loaded:
 
     room = 1
 
-    def __init__(self, cubin: bytes, name: str, shared_bytes: int) -> None:
+    def __init__(self, cubin: bytes, name: str, shared_bytes: int, cluster: int) -> None:
         self.name = name
 
     def blocks_per_sm(self, threads: int) -> int:
@@ -169,8 +170,8 @@ class Loaded:
 @pytest.mark.parametrize(
     ("make", "sms", "room", "says"),
     [
-        (spatial, 8, 1, "needs 16 CTAs at once and this GPU holds 8. Remedy: plan for this GPU"),
-        (spatial, 132, 0, "needs 16 CTAs at once and this GPU holds 0"),
+        (spatial, 8, 1, "= 16 CTAs at once and this GPU holds 8. Remedy: plan for this GPU"),
+        (spatial, 132, 0, "= 16 CTAs at once and this GPU holds 0"),
         (vertical, 132, 0, "does not fit an SM of this GPU. Remedy: plan for this GPU"),
     ],
 )

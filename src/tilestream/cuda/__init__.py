@@ -19,24 +19,12 @@ from tilestream.devices import get
 from tilestream.errors import DeviceError, TilestreamError, VerifyError
 from tilestream.ir.launches import cut_at_dram
 from tilestream.ir.pipeline import Pipeline
+from tilestream.kernels.families import kernel_of, why_no_kernel
 from tilestream.kernels.fits import stages_fit_sm
-from tilestream.kernels.gradients.backward import is_backward
-from tilestream.kernels.gradients.backward.emit import emit as emit_backward
-from tilestream.kernels.gradients.stationary import is_stationary
-from tilestream.kernels.gradients.stationary.emit import StationarySource
-from tilestream.kernels.gradients.stationary.emit import emit as emit_stationary
-from tilestream.kernels.product.shared_tile.emit import SharedTileSource
-from tilestream.kernels.product.shared_tile.emit import emit as emit_shared_tile
-from tilestream.kernels.product.tiled_block.emit import TiledBlockSource
-from tilestream.kernels.product.tiled_block.emit import emit as emit_tiled_block
-from tilestream.kernels.shape import is_shared_tile, is_tiled_block, why_no_kernel
-from tilestream.kernels.stream.emit import KernelSource, emit
+from tilestream.kernels.parts.source import KernelSource
 
 if TYPE_CHECKING:
-    from tilestream.cuda.launch import AnyLaunch, CompiledPipeline
-
-AnySource = KernelSource | SharedTileSource | StationarySource | TiledBlockSource
-"""Of one launch, by the shape of its kernel."""
+    from tilestream.cuda.launch import CompiledPipeline
 
 SMALLEST = "h100"  # of the devices that kernels are made for; a CTA has as much on all of them
 
@@ -46,7 +34,6 @@ __all__ = [
     "available",
     "build",
     "compile_only",
-    "emit",
     "first_ready",
     "sources",
     "start",
@@ -64,7 +51,7 @@ def available() -> str:
 
 
 @lru_cache(maxsize=256)
-def sources(pipeline: Pipeline, stamped: bool = False, annotate: bool = False) -> tuple[AnySource, ...]:
+def sources(pipeline: Pipeline, stamped: bool = False, annotate: bool = False) -> tuple[KernelSource, ...]:
     """The CUDA source of each launch.
 
     Args:
@@ -80,17 +67,7 @@ def sources(pipeline: Pipeline, stamped: bool = False, annotate: bool = False) -
     launches = cut_at_dram(pipeline)
     for launch in launches:
         stages_fit_sm(launch, get(SMALLEST))
-    return tuple(_source(launch, stamped, annotate) for launch in launches)
-
-
-def _source(launch: Pipeline, stamped: bool, annotate: bool) -> AnySource:
-    if is_backward(launch):
-        return emit_backward(launch)
-    if is_stationary(launch):
-        return emit_stationary(launch)
-    if is_tiled_block(launch):
-        return emit_tiled_block(launch)
-    return emit_shared_tile(launch) if is_shared_tile(launch) else emit(launch, annotate, stamped)
+    return tuple(kernel_of(launch).source(stamped, annotate) for launch in launches)
 
 
 def compile_only(pipeline: Pipeline) -> list[KernelReport]:
@@ -109,7 +86,7 @@ def start(pipelines: Sequence[Pipeline], stamped: bool = False, rank: int = 0) -
     Args:
         rank: those of a lower one are compiled first.
     """
-    wanted: list[AnySource] = []
+    wanted: list[KernelSource] = []
     for pipeline in pipelines:
         with contextlib.suppress(TilestreamError):
             wanted += sources(pipeline, stamped)
@@ -157,8 +134,8 @@ def build(
     Args:
         stamped: its kernels write down what their warps do when; ``CompiledPipeline.logs`` reads it. Only row streams
             have stamps.
-        dependent: shared tiles start, and load weights, while the kernel before them still runs (programmatic dependent
-            launch); for callers who know that it writes none of the parameters.
+        dependent: kernels that can (``Kernel.starts_early``) start, and load weights, while the kernel before them
+            still runs (programmatic dependent launch); for callers who know that it writes none of the parameters.
 
     Raises:
         DeviceError: no GPU, one that is not Hopper, or one too small for the pipeline.
@@ -174,21 +151,9 @@ def build(
 
 @lru_cache(maxsize=256)
 def _build(pipeline: Pipeline, device: torch.device, stamped: bool, dependent: bool) -> CompiledPipeline:
-    from tilestream.cuda.launch import CompiledPipeline
+    from tilestream.cuda.launch import CompiledPipeline, Launch
 
     with torch.cuda.device(device):
         start([pipeline], stamped)
-        launches = [_launch(s, device, dependent) for s in sources(pipeline, stamped)]
+        launches = [Launch(s, compiled(s), device, dependent) for s in sources(pipeline, stamped)]
         return CompiledPipeline(pipeline, launches, device)
-
-
-def _launch(source: AnySource, device: torch.device, dependent: bool) -> AnyLaunch:
-    from tilestream.cuda.launch import Launch, SharedTileLaunch, StationaryLaunch, TiledBlockLaunch
-
-    if isinstance(source, SharedTileSource):
-        return SharedTileLaunch(source, compiled(source), device, dependent)
-    if isinstance(source, StationarySource):
-        return StationaryLaunch(source, compiled(source), device)
-    if isinstance(source, TiledBlockSource):
-        return TiledBlockLaunch(source, compiled(source), device)
-    return Launch(source, compiled(source), device)

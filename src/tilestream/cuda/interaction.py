@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tilestream.cuda import beside
-from tilestream.cuda.diagnose import IndexRecord
+from tilestream.cuda.diagnose import Record, index_record
 from tilestream.ir.dtypes import DTYPES
 from tilestream.kernels.parts.params import Field, Struct, pointers
 
@@ -119,18 +119,15 @@ def argument(vectors: int) -> Struct:
     return Struct("InteractionParams", each)
 
 
-class LookupRecord(IndexRecord):
-    """An index that names no row of its table, by vector and sample; or a pair that names no vector."""
+def lookup_record(vectors: int) -> Record:
+    """Of an index that names no row of its table, by vector and sample; or a pair that names no vector."""
 
-    def __init__(self, vectors: int) -> None:
-        super().__init__()
-        self.vectors = vectors
-
-    def describe(self) -> str:
-        vector, place, rows, found = self.found
-        if vector == self.vectors:
+    def describe(vector: int, place: int, rows: int, found: int) -> str:
+        if vector == vectors:
             return f"pair {place} of an interaction names vector {found}, and there are {rows}"
         return f"the index of sample {place} into table {vector} of an interaction is {found}, and it has {rows} rows"
+
+    return index_record(describe)
 
 
 def forward(
@@ -177,7 +174,7 @@ class _Loaded:
     """A kernel on a device, what it leaves behind, its warps a CTA, and how many CTAs are resident at once."""
 
     function: beside.driver.Function
-    record: LookupRecord
+    record: Record
     warps: int
     resident: int
 
@@ -249,7 +246,7 @@ def _loaded(kernel: Kernel, device_index: int) -> _Loaded:
     warps = kernel.warps
     function = beside.function(kernel.name, kernel.text(warps), device_index, kernel.shared_bytes(warps))
     sms = torch.cuda.get_device_properties(device_index).multi_processor_count
-    return _Loaded(function, LookupRecord(kernel.vectors), warps, sms * function.blocks_per_sm(32 * warps))
+    return _Loaded(function, lookup_record(kernel.vectors), warps, sms * function.blocks_per_sm(32 * warps))
 
 
 def _batch(sources: Sequence[Tensor], indices: Sequence[Tensor | None]) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Mapping, Sequence
 
@@ -10,23 +9,19 @@ import torch
 
 from tilestream.cuda import driver, pack, stamps
 from tilestream.cuda.compile import KernelReport
-from tilestream.cuda.diagnose import Dump
+from tilestream.cuda.diagnose import Record
 from tilestream.cuda.driver import LaunchGraph, PreparedLaunch
-from tilestream.cuda.launch_shared_tile import SharedTileLaunch
-from tilestream.cuda.launch_stationary import StationaryLaunch
-from tilestream.cuda.launch_tiled_block import TiledBlockLaunch
 from tilestream.cuda.turn import Turner
-from tilestream.cuda.workspace import Workspace, Workspaces
+from tilestream.cuda.workspace import Memory, Workspaces
 from tilestream.errors import DeviceError, InputError
 from tilestream.ir.dtypes import ELEMENT_DTYPES, TORCH_DTYPES
 from tilestream.ir.pipeline import Pipeline, Role, Tensor
-from tilestream.ir.sizes import tiles_of
 from tilestream.ir.taps import rows_given
+from tilestream.kernels.families import kernel_of
+from tilestream.kernels.kernel import Frame
 from tilestream.kernels.parts.params import TIMEOUT_NS, Where
-from tilestream.kernels.stream.arguments import MOST_ROWS, Addresses
-from tilestream.kernels.stream.arguments import pack as pack_argument
-from tilestream.kernels.stream.emit import THREADS, KernelSource
-from tilestream.kernels.stream.tables import TABLE
+from tilestream.kernels.parts.source import Call, KernelSource
+from tilestream.kernels.stream.arguments import MOST_ROWS
 
 KEPT = 16
 """Sets of addresses that a ``Bound`` keeps its launches for: where results go varies from call to call."""
@@ -35,47 +30,49 @@ KEPT = 16
 class Launch:
     """One kernel of a pipeline, with its workspaces.
 
+    Args:
+        dependent: let its CTAs start, and load weights, while the kernel before on the stream still runs (programmatic
+            dependent launch), if its family can. Only where that kernel writes none of the parameters.
+
     Raises:
         DeviceError: its CTAs, which wait for each other, do not fit the GPU at once, or one does not fit an SM.
     """
 
-    needs_rows = True
-    """Without rows it has nothing to do."""
-
-    def __init__(self, source: KernelSource, report: KernelReport, device: torch.device) -> None:
+    def __init__(
+        self, source: KernelSource, report: KernelReport, device: torch.device, dependent: bool = False
+    ) -> None:
         self.source, self.report, self.device = source, report, device
-        self.tables = source.tables
+        self.kernel = kernel_of(source.pipeline)
+        self.frame = frame = self.kernel.frame
+        self.dependent = dependent and self.kernel.starts_early
         driver.ensure_context(device.index or 0)
-        self.function = driver.Function(report.cubin, source.name, source.shared_bytes)
+        self.function = driver.Function(report.cubin, source.name, source.shared_bytes, frame.cluster)
         self.sms = torch.cuda.get_device_properties(device).multi_processor_count
-        self.wanted = sum(s.replicas for s in source.stages)
-        room = self.function.blocks_per_sm(THREADS) * self.sms
-        if len(source.stages) > 1 and self.wanted > room:
-            raise DeviceError(
-                f"pipeline {source.pipeline.name!r} needs {self.wanted} CTAs at once and this GPU holds {room}",
-                "plan for this GPU (options device=None), or with fewer replicas",
-            )
-        if room < 1:
-            raise DeviceError(f"kernel {source.name} does not fit an SM of this GPU", "plan for this GPU")
-        self.workspaces = Workspaces(lambda: Workspace(self.tables))
-        self.pack = pack.Packer(self.tables.packs, device) if self.tables.packs else None
-        leaves_record = bool(self.tables.queues) or any(kind == TABLE for kind, *_ in self.tables.pointers)
-        self.dump = Dump(self.tables, [s.name for s in source.stages]) if leaves_record else None
+        _check_room(self.function, frame, source, self.sms)
+        self.workspaces = Workspaces(lambda: Memory(self.kernel.space.total))
+        self.packer = pack.Packer(self.kernel.packs, device) if self.kernel.packs else None
+        self.record = Record(frame.words, self.kernel.error) if frame.words else None
         self._written: stamps.Buffer | None = None
 
     def check(self) -> None:
         """Raise ``QueueTimeout`` if an earlier launch expired."""
-        if self.dump is not None:
-            self.dump.check()
+        if self.record is not None:
+            self.record.check()
 
     def prepare(self, where: Mapping[str, Where], rows: int, stream: int, capture: int) -> list[PreparedLaunch]:
         """What to enqueue on ``stream`` for ``rows`` rows of the tensors at ``where``: the packing of weights if any is
         packed, and the kernel. ``capture`` as for ``Workspaces.take``."""
-        space = self.workspaces.take(stream, capture)
-        packing = [] if self.pack is None else [self.pack.prepare(where, space.packed, stream)]
-        params = self._params(where, space, rows)
-        kernel = self.function.prepare((self._grid(rows), 1), THREADS, stream, params, self.source.cooperative)
-        return [*packing, kernel]
+        at = self.kernel.space.at(self.workspaces.take(stream, capture).address)
+        packing = [] if self.packer is None else [self.packer.prepare(where, at, stream)]
+        dump = self.record.address if self.record is not None else 0
+        written = self._stamps(rows) if self.source.stamped else None
+        room = (0, 0) if written is None else (written.address, written.room)
+        frame, kernels = self.frame, []
+        for part in self.kernel.parts(rows):
+            argument = self.kernel.pack(self.source, Call(where, at, dump, part, driver.MAPS, TIMEOUT_NS, room))
+            grid = (self.kernel.grid(part.rows, self.sms), 1)
+            kernels.append(self.function.prepare(grid, frame.threads, stream, argument, frame.together, self.dependent))
+        return [*packing, *kernels]
 
     def log(self) -> stamps.LaunchLog | None:
         """The stamps of the last launch, which has ended; None where there was none, or the kernel has no stamps."""
@@ -84,27 +81,23 @@ class Launch:
     def _stamps(self, rows: int) -> stamps.Buffer:
         """Where a launch with stamps writes them. All launches of one number of rows share it: one runs at a time."""
         if self._written is None or self._written.rows != rows:
-            self._written = stamps.Buffer(self.source, rows, self._grid(rows))
+            self._written = stamps.Buffer(self.source, rows, self.kernel.grid(rows, self.sms))
         return self._written
 
-    def _grid(self, rows: int) -> int:
-        """CTAs of a launch: of several stages all that were planned; of one no more than there are steps of tiles, and
-        a multiple of its group."""
-        if len(self.source.stages) > 1:
-            return self.wanted
-        stage = self.source.pipeline.stages[0]
-        steps = math.ceil(tiles_of(rows, stage) / stage.tiles_per_step)
-        grid = min(self.sms, self.wanted, steps)
-        grid = max(stage.group, (grid + stage.group - 1) // stage.group * stage.group)
-        return grid - stage.group if grid > self.sms else grid
 
-    def _params(self, where: Mapping[str, Where], space: Workspace, rows: int) -> bytes:
-        """The kernel's argument."""
-        dump = self.dump.address if self.dump is not None else 0
-        written = self._stamps(rows) if self.source.stamped else None
-        stamps = (written.address, written.room) if written is not None else (0, 0)
-        at = Addresses(space.lines, space.epoch, space.exits, space.rings, space.packed, dump, *stamps)
-        return pack_argument(self.source, where, at, rows, driver.MAPS, TIMEOUT_NS)
+def _check_room(function: driver.Function, frame: Frame, source: KernelSource, sms: int) -> None:
+    """Refuse a kernel whose CTAs cannot all be there at once, if they must, or not even one."""
+    clustered = frame.cluster > 1
+    resident = function.resident_clusters(frame.threads, frame.cluster) if clustered else sms
+    room = resident * (frame.cluster if clustered else function.blocks_per_sm(frame.threads))
+    if frame.together and frame.ctas > room:
+        clusters = f" in clusters of {frame.cluster}" if clustered else ""
+        raise DeviceError(
+            f"pipeline {source.pipeline.name!r} needs {frame.told} CTAs at once{clusters} and this GPU holds {room}",
+            "plan for this GPU (options device=None)",
+        )
+    if room < 1:
+        raise DeviceError(f"kernel {source.name} does not fit an SM of this GPU", "plan for this GPU")
 
 
 def _shape(t: Tensor, rows: int) -> tuple[int, ...]:
@@ -137,9 +130,6 @@ _thread = _Thread()
 _address = torch.Tensor.data_ptr
 
 
-AnyLaunch = Launch | SharedTileLaunch | StationaryLaunch | TiledBlockLaunch
-
-
 class CompiledPipeline:
     """A pipeline ready to run: its launches in order.
 
@@ -148,7 +138,7 @@ class CompiledPipeline:
     ``bind`` is for who calls again and again: what can be said once is said once.
     """
 
-    def __init__(self, pipeline: Pipeline, launches: Sequence[AnyLaunch], device: torch.device) -> None:
+    def __init__(self, pipeline: Pipeline, launches: Sequence[Launch], device: torch.device) -> None:
         self.pipeline, self.launches, self.device = pipeline, launches, device
         self.outputs = pipeline.by_role(Role.OUTPUT)
         self._turners: dict[tuple[str, ...], Turner] = {}
@@ -284,8 +274,9 @@ class Bound:
         self._features = [compiled.pipeline.tensor(name).features for name in written]
         self._launches: dict[tuple[int, ...], list[PreparedLaunch]] = {}
         self._graphs: dict[tuple[int, ...], LaunchGraph] = {}
-        self._checked = [launch for launch in compiled.launches if launch.dump is not None]
-        self._is_empty = not compiled.launches or (not rows and all(launch.needs_rows for launch in compiled.launches))
+        self._checked = [launch for launch in compiled.launches if launch.record is not None]
+        needed = [launch.kernel.needs_rows for launch in compiled.launches]
+        self._is_empty = not needed or (not rows and all(needed))
         self._device = compiled.device.index or 0
         self._turner = compiled.turner(turned) if turned else None
 

@@ -44,22 +44,22 @@ class Packer:
         self.entries = [(k, s, seg) for k, s in enumerate(specs) for seg in s.segments]
         self.function = beside.function("tilestream_pack", text_of(len(self.entries)), device.index or 0)
 
-    def prepare(self, where: Mapping[str, Where], packed: Sequence[int], stream: int) -> driver.PreparedLaunch:
-        """The copy from the weights at ``where`` to the addresses ``packed``, one a spec, on a stream."""
+    def prepare(self, where: Mapping[str, Where], at: Mapping[str, int], stream: int) -> driver.PreparedLaunch:
+        """The copy from the weights at ``where`` to the parts of a space ``at``, on a stream."""
         entries = [
             {
                 "source": where[spec.weight].address,
-                "target": packed[k],
+                "target": at[f"packed {k}"],
                 "rows": spec.rows,
                 "columns": columns,
                 "source_stride": where[spec.weight].stride,
                 "target_stride": spec.columns,
                 "source_column": column,
-                "target_column": at,
+                "target_column": target,
                 "padded": ceil_to(columns, columns_of(spec.dtype)),
                 "element_bytes": DTYPE_BYTES[spec.dtype],
             }
-            for k, spec, (column, columns, at) in self.entries
+            for k, spec, (column, columns, target) in self.entries
         ]
         params = argument(len(entries)).pack(entries=entries)
         return self.function.prepare((16, len(entries)), 256, stream, params)

@@ -17,7 +17,7 @@ from importlib import metadata
 from pathlib import Path
 
 from tilestream.errors import CompileError
-from tilestream.kernels.stream.emit import KernelSource
+from tilestream.kernels.parts.source import KernelSource
 
 _INSTRUCTION = re.compile(r"/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)\s*([^;]*);")
 

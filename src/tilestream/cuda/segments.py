@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tilestream.cuda import beside
 from tilestream.cuda.cache import compile_ahead
-from tilestream.cuda.diagnose import IndexRecord
+from tilestream.cuda.diagnose import Record, index_record
 from tilestream.ir.dtypes import DTYPES
 from tilestream.kernels.parts.params import Field, Struct, pointers
 
@@ -58,17 +58,18 @@ SUMS = Struct(
 )
 
 
-class NodeRecord(IndexRecord):
-    """An index of a sum by segments that names no node."""
-
-    def describe(self) -> str:
-        _, edge, nodes, found = self.found
-        return f"the index of row {edge} of a sum of rows by their indices is {found}, and the sum has {nodes} rows"
+def node_record() -> Record:
+    """Of an index of a sum by segments that names no node."""
+    return index_record(
+        lambda _, edge, nodes, found: (
+            f"the index of row {edge} of a sum of rows by their indices is {found}, and the sum has {nodes} rows"
+        )
+    )
 
 
 @cache  # captured graphs keep its address
-def _record(device: torch.device) -> NodeRecord:
-    return NodeRecord()
+def _record(device: torch.device) -> Record:
+    return node_record()
 
 
 def begin(dtypes: Iterable[torch.dtype]) -> None:

@@ -17,7 +17,8 @@ from tilestream.cuda import driver
 from tilestream.cuda.workspace import Memory
 from tilestream.errors import DeviceError
 from tilestream.ir.sizes import tiles_of
-from tilestream.kernels.stream.emit import ROLES, KernelSource
+from tilestream.kernels.parts.source import KernelSource
+from tilestream.kernels.stream.emit import ROLES
 from tilestream.kernels.stream.model import ceil_to
 
 log = logging.getLogger(__name__)
@@ -119,7 +120,7 @@ def capacity(source: KernelSource, rows: int, ctas: int) -> int:
     taken = max(s.tiles_per_step for s in source.pipeline.stages)
     tiles = ceil_to(tiles_of(rows, source.pipeline), taken)
     units = max(
-        math.ceil(tiles / s.tiles_per_step / (ctas if len(source.stages) == 1 else s.replicas))
+        math.ceil(tiles / s.tiles_per_step / (ctas if len(source.pipeline.stages) == 1 else s.replicas))
         for s in source.pipeline.stages
     )
     return max(1, min(units * each, MOST_BYTES // (ctas * len(ROLES) * STAMP.itemsize)))

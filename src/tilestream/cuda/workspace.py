@@ -1,20 +1,14 @@
-"""Device memory that a launch needs besides its tensors: rings, flags, packed weights."""
+"""Device memory that a launch needs besides its tensors, one workspace a stream."""
 
 from __future__ import annotations
 
-import logging
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from tilestream.cuda import driver
-from tilestream.ir.pipeline import DTYPE_BYTES, TILE_ROWS
-from tilestream.kernels.parts.params import LINE_BYTES
-from tilestream.kernels.stream.model import ceil_to
-from tilestream.kernels.stream.tables import Tables
 
-log = logging.getLogger(__name__)
 W = TypeVar("W")
 
 
@@ -28,30 +22,6 @@ class Memory:
     def __init__(self, size: int) -> None:
         self.address = driver.allocate_zeros(size)
         weakref.finalize(self, driver.free, self.address).atexit = False  # the process's end frees it anyway
-
-
-class Workspace(Memory):
-    """Of a row stream: epoch line, exit counter line, the queues' lines, rings, packed weights.
-
-    Attributes:
-        rings, packed: device addresses, one a queue and one a packed weight.
-    """
-
-    def __init__(self, tables: Tables) -> None:
-        size = (2 + tables.lines) * LINE_BYTES
-        parts = [q.depth * TILE_ROWS * q.features * DTYPE_BYTES[q.dtype] for q in tables.queues]
-        parts += [p.rows * p.columns * DTYPE_BYTES[p.dtype] for p in tables.packs]
-        offsets = []
-        for part in parts:
-            offsets.append(size)
-            size += ceil_to(part, LINE_BYTES)
-        super().__init__(size)
-        self.epoch = self.address
-        self.exits = self.epoch + LINE_BYTES
-        self.lines = self.epoch + 2 * LINE_BYTES
-        addresses = [self.epoch + offset for offset in offsets]
-        self.rings, self.packed = addresses[: len(tables.queues)], addresses[len(tables.queues) :]
-        log.debug("workspace of %d bytes for %d queues and %d packed weights", size, len(self.rings), len(self.packed))
 
 
 @dataclass

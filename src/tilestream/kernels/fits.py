@@ -8,11 +8,8 @@ from tilestream.devices import Device
 from tilestream.errors import VerifyError
 from tilestream.ir.launches import cut_at_dram
 from tilestream.ir.pipeline import Pipeline, Residency, Transport
-from tilestream.ir.plain import plain
 from tilestream.ir.verify import named, verify
-from tilestream.kernels.footprint import footprint
-from tilestream.kernels.product.shared_tile import build as shared_tile
-from tilestream.kernels.shape import is_shared_tile
+from tilestream.kernels.families import footprint, kernel_of
 
 REGISTERS_PER_THREAD = 255
 
@@ -58,15 +55,12 @@ def stages_fit_sm(launch: Pipeline, device: Device) -> None:
 
 
 def clusters_are_resident(launch: Pipeline, device: Device) -> None:
-    """All clusters of a shared tile are on the device at once: they wait for each other."""
-    if not is_shared_tile(launch):
-        return
-    written = plain(launch)
-    s = shared_tile(written.stages[0], written, device.shared_bytes_per_cta)
-    room = device.resident_clusters(s.cluster) if s.cluster <= device.largest_cluster else 0
-    if s.ctas // s.cluster > room:
+    """All clusters that wait for each other are on the device at once."""
+    clusters, size = kernel_of(launch).clusters(device.shared_bytes_per_cta)
+    room = device.resident_clusters(size) if size <= device.largest_cluster else 0
+    if clusters > room:
         raise VerifyError(
-            f"{named(written.stages[0])} needs {s.ctas} / {s.cluster} = {s.ctas // s.cluster} clusters of {s.cluster} >"
+            f"{named(launch.stages[0])} needs {clusters * size} / {size} = {clusters} clusters of {size} >"
             f" {room} that {device.name} holds at once",
             "use fewer columns, or groups through the L2",
         )

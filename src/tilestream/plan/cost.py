@@ -6,7 +6,7 @@ larger than the L2, clock changes under load, and the tail of the last wave beyo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tilestream.devices import Device
@@ -15,30 +15,11 @@ from tilestream.ir.pipeline import DTYPE_BYTES, Pipeline, Residency, Stage, Tile
 from tilestream.ir.sizes import steps_of, tiles_of, weight_bytes
 from tilestream.ir.taps import Tap
 from tilestream.ir.traffic import Traffic, dram_of, l2_of, traffic
-from tilestream.kernels.closed_forms import closed_form, shared_tile_of, tiled_block_of
-from tilestream.kernels.gradients.backward.cost import cost as backward_cost
-from tilestream.kernels.gradients.stationary.cost import cost as stationary_cost
-from tilestream.kernels.stream.stage_cost import StageCost, overlapped, stage_cost
+from tilestream.kernels.costs import LaunchCost, StageCost, overlapped
+from tilestream.kernels.families import kernel_of, stage_cost
 from tilestream.simulator.library import Cache, bulk_kernels, seconds
 
 __all__ = ["LaunchCost", "Prediction", "StageCost", "Traffic", "predict", "product_bound_us", "stage_cost", "traffic"]
-
-
-@dataclass(frozen=True)
-class LaunchCost:
-    """One launch: ``stages_s`` (slowest stage), ``dram_s`` and ``l2_s`` side by side; plus ``fill_s`` and the launch.
-
-    ``stages`` is empty for a library kernel.
-    """
-
-    name: str
-    stages: tuple[StageCost, ...]
-    stages_s: float
-    dram_s: float
-    l2_s: float
-    fill_s: float
-    total_s: float
-    limit: str
 
 
 @dataclass(frozen=True)
@@ -71,16 +52,7 @@ def predict(pipeline: Pipeline, rows: int, device: Device) -> Prediction:
     return Prediction(
         device.name,
         rows,
-        tuple(_of_shape(p)(p, rows, device) for p in launches),
-    )
-
-
-def _of_shape(launch: Pipeline) -> Callable[[Pipeline, int, Device], LaunchCost]:
-    form = closed_form(launch)
-    if form is None:
-        return _launch
-    return {"shared tiles": _shared_tile, "tiled blocks": _tiled_block, "stationary sums": _stationary}.get(
-        form.name, _backward_chain
+        tuple(kernel_of(p).cost(rows, device) or _launch(p, rows, device) for p in launches),
     )
 
 
@@ -146,31 +118,6 @@ def _bulk(pipeline: Pipeline, rows: int, device: Device) -> tuple[LaunchCost, ..
         limit = "dram" if dram_s > total / 2 else "kernels"
         made.append(LaunchCost(launch.name, (), total, dram_s, l2_s, 0.0, total, limit))
     return tuple(made)
-
-
-def _shared_tile(launch: Pipeline, rows: int, device: Device) -> LaunchCost:
-    cost = shared_tile_of(launch, rows, device)
-    loads, exchange = cost.loads_s, cost.phases.exchange
-    return LaunchCost(launch.name, (), loads, cost.dram_s, loads, exchange, cost.total_s, cost.limit)
-
-
-def _tiled_block(launch: Pipeline, rows: int, device: Device) -> LaunchCost:
-    cost = tiled_block_of(launch, rows, device)
-    return LaunchCost(launch.name, (), cost.products_s, cost.dram_s, 0.0, cost.epilogues_s, cost.total_s, cost.limit)
-
-
-def _stationary(launch: Pipeline, rows: int, device: Device) -> LaunchCost:
-    cost = stationary_cost(launch, rows, device)
-    parts = {"tensor": max(cost.flops_s, cost.longest_s), "dram": cost.dram_s, "l2": cost.l2_s}
-    limit = max(parts, key=lambda k: parts[k])
-    return LaunchCost(launch.name, (), parts["tensor"], cost.dram_s, cost.l2_s, cost.exchange_s, cost.total_s, limit)
-
-
-def _backward_chain(launch: Pipeline, rows: int, device: Device) -> LaunchCost:
-    cost = backward_cost(launch, rows, device)
-    work = max(cost.flops_s, cost.shared_s + cost.lanes_s)
-    limit = "dram" if cost.dram_s > work else "work of the SMs"
-    return LaunchCost(launch.name, (), work, cost.dram_s, 0.0, cost.exchange_s, cost.total_s, limit)
 
 
 def _memory(launch: Pipeline, rows: int, device: Device, scattered: float = 0.0) -> tuple[float, float]:

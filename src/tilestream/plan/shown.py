@@ -9,7 +9,8 @@ from tilestream.devices import Device
 from tilestream.errors import DeviceError, PipelineDeadlock, VerifyError, WorkloadError
 from tilestream.ir.launches import cut_at_dram
 from tilestream.ir.pipeline import Pipeline
-from tilestream.kernels.closed_forms import ClosedForm, closed_form
+from tilestream.kernels.costs import ClosedForm
+from tilestream.kernels.families import kernel_of
 from tilestream.simulator import simulate
 
 
@@ -29,7 +30,7 @@ def pipelines_us(pipelines: Sequence[Pipeline], rows: int, device: Device) -> fl
 
 def closed_forms(pipelines: Iterable[Pipeline]) -> tuple[ClosedForm, ...]:
     """The formulas that tell the time of some of ``pipelines``, each once; the event loop tells that of the others."""
-    found = (closed_form(launch) for pipeline in pipelines for launch in cut_at_dram(pipeline))
+    found = (kernel_of(launch).closed_form for pipeline in pipelines for launch in cut_at_dram(pipeline))
     return tuple({form.name: form for form in found if form is not None}.values())
 
 

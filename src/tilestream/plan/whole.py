@@ -43,7 +43,7 @@ class Launch:
         kernels: how many run for it: a pipeline that is cut in DRAM has several.
         predicted_us: microseconds by the simulator; ``measured_us`` on a GPU, where the launch was timed.
         flops: of products; ``bytes`` between DRAM and the chip, nothing cached from before.
-        predicted_by: ``simulator``, or ``closed form of ...`` (``kernels.closed_forms``).
+        predicted_by: ``simulator``, or ``closed form of ...`` (``kernels.costs.ClosedForm``).
         what: of a pipeline, what it is; ``modules``: the paths of the modules that it belongs to.
     """
 

@@ -109,7 +109,7 @@ def _word(op: TileOp, pipeline: Pipeline) -> str:
 
 
 def _footprint(stage: Stage, pipeline: Pipeline) -> dict[str, Any]:
-    from tilestream.kernels.footprint import footprint
+    from tilestream.kernels.families import footprint
 
     try:
         made = footprint(stage, pipeline)

@@ -18,7 +18,7 @@ from torch._inductor import config
 
 from tilestream.graph.live import storage
 from tilestream.graph.nodes import MATMULS, packet
-from tilestream.kernels.shape import is_shared_tile
+from tilestream.kernels.families import kernel_of
 from tilestream.options import Options
 from tilestream.run.few_queries import FEW_QUERIES
 from tilestream.run.grouped_queries import is_attention
@@ -58,7 +58,7 @@ def _starts_early(call: fx.Node) -> bool:
     assert isinstance(text, str)
     spec = decode(text)
     given = spec.merged(tensors, sizes)  # pyright: ignore[reportArgumentType]
-    if not (is_shared_tile(spec.pipeline) and all(_rests(given[o.index]) for o in spec.parameters)):
+    if not (kernel_of(spec.pipeline).starts_early and all(_rests(given[o.index]) for o in spec.parameters)):
         return False
     call.args = (tensors, sizes, encode(replace(spec, early=True)))
     return True

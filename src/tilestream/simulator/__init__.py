@@ -3,7 +3,7 @@
 ``run`` simulates any workload; ``simulate`` a pipeline of the IR, which becomes one. The cost model gives the length
 of a step; the simulation adds what a formula cannot: filling and draining, waiting for tiles and for room, shared
 bandwidth, CTAs that share an SM. Kernels whose CTAs wait for each other in other ways have a formula
-(``kernels.closed_forms``), and ``simulate`` gives its time. Deterministic.
+(``kernels.kernel.Kernel.cost``), and ``simulate`` gives its time. Deterministic.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from tilestream.ir.pipeline import Pipeline, Transport
 from tilestream.ir.plain import by_rows, plain
 from tilestream.ir.sizes import tiles_of
 from tilestream.ir.traffic import traffic
-from tilestream.kernels.closed_forms import ClosedForm, closed_form
-from tilestream.kernels.shape import why_no_kernel
+from tilestream.kernels.costs import ClosedForm
+from tilestream.kernels.families import kernel_of
+from tilestream.kernels.kernel import Kernel
 from tilestream.simulator.from_axes import implied, mesh_workload
 from tilestream.simulator.from_pipeline import launches_of
 from tilestream.simulator.launch import LaunchResult
@@ -81,9 +82,9 @@ def _any_axes(pipeline: Pipeline, size: Mapping[str, int], device: Device) -> Si
     stages' tiles are shares of their work, with no numbers."""
     size = {**implied(plain(pipeline), size), **size}
     counted = mesh_workload(pipeline, size, device)
-    form = closed_form(pipeline)
-    if form is not None and not why_no_kernel(pipeline):
-        return _by_form(form, counted, pipeline, size, device)
+    kernel = kernel_of(pipeline)
+    if kernel.closed_form is not None and not kernel.refusal:
+        return _by_form(kernel, kernel.closed_form, counted, size, device)
     try:
         found = run(counted, device)
     except WorkloadError as failure:
@@ -110,11 +111,12 @@ def _any_axes(pipeline: Pipeline, size: Mapping[str, int], device: Device) -> Si
 
 
 def _by_form(
-    form: ClosedForm, counted: Workload, pipeline: Pipeline, size: Mapping[str, int], device: Device
+    kernel: Kernel, form: ClosedForm, counted: Workload, size: Mapping[str, int], device: Device
 ) -> Simulation:
     """The time of a closed form, and what ``counted`` moves and multiplies in it; nothing is known of single steps."""
-    rows = size[ROWS.name]
-    seconds = form.seconds(pipeline, rows, device) if rows > 0 else 0.0
+    pipeline, rows = kernel.launch, size[ROWS.name]
+    cost = kernel.cost(rows, device) if rows > 0 else None
+    seconds = 0.0 if cost is None else cost.total_s
     amounts = [moved(launch, device) for launch in counted.launches]
     dtype = next((s.work.dtype for s in counted.stages() if s.work.tensor_flops), "bf16")
     busy_s = {

@@ -18,7 +18,8 @@ from tilestream.ir.launches import cut_at_dram
 from tilestream.ir.pipeline import Pipeline, Queue, Residency, Stage, Transport
 from tilestream.ir.plain import by_rows
 from tilestream.ir.sizes import bytes_of, in_places, loaded_bytes, phases, table_bytes, tiles_of, weight_bytes
-from tilestream.kernels.stream.stage_cost import overlapped, stage_cost
+from tilestream.kernels.costs import overlapped
+from tilestream.kernels.families import stage_cost
 from tilestream.simulator.from_axes import mesh_workload
 from tilestream.simulator.library import Cache, bulk_kernels, launches
 from tilestream.simulator.tables import compute_s

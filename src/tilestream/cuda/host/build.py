@@ -12,8 +12,8 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
+from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
 from importlib.resources import files
 from pathlib import Path
 
@@ -21,23 +21,22 @@ import torch
 
 from tilestream.cuda import stamps
 from tilestream.cuda.compile import Source
-from tilestream.cuda.diagnose import Dump
+from tilestream.cuda.diagnose import Record
 from tilestream.cuda.host.maps import MAPS
 from tilestream.cuda.stamps import LaunchLog
 from tilestream.errors import CompileError, TilestreamError
 from tilestream.ir.dtypes import TORCH_DTYPES
 from tilestream.ir.launches import cut_at_dram
-from tilestream.ir.pipeline import DTYPE_BYTES, TILE_ROWS, Pipeline, Role
+from tilestream.ir.pipeline import Pipeline, Role
 from tilestream.ir.taps import rows_given
+from tilestream.kernels.families import kernel_of
+from tilestream.kernels.kernel import Kernel
 from tilestream.kernels.parts.headers import headers
 from tilestream.kernels.parts.params import Where
-from tilestream.kernels.stream.arguments import Addresses
-from tilestream.kernels.stream.arguments import pack as pack_argument
-from tilestream.kernels.stream.emit import KernelSource, emit
+from tilestream.kernels.parts.source import Call, Part
 
 TRAP, RACE = 42, 66  # exit codes: of the machine's trap, and of ThreadSanitizer
 MOST_CTAS = 4  # of a launch whose only stage may have any number
-LINE = 128
 OF_FILE = 1 << 56
 """In an address of a kernel's argument: it is one of the launch's file (``fill`` of run.cuh)."""
 
@@ -115,16 +114,17 @@ class Arena:
 def run_on_host(
     pipeline: Pipeline, tensors: Mapping[str, torch.Tensor], options: HostRun | None = None
 ) -> dict[str, torch.Tensor]:
-    """Every output ``[rows, features]`` of a pipeline, computed by its generated kernels.
+    """Every output of a pipeline, computed by its generated kernels, whatever family they are of.
 
     Args:
         tensors: CPU tensors: inputs ``[rows, features]`` and parameters, by name.
 
     Raises:
         CompileError: g++ is missing or refuses the source.
-        QueueTimeout: a flag wait expired; the message dumps every queue.
+        QueueTimeout: a flag wait expired; the message says who waited for what.
         HostTrap: another bounded wait expired, or a barrier was misused.
         HostRace: ThreadSanitizer saw a race.
+        ValueError: it is a kernel that the host's machine cannot run (``Kernel.hosted``).
     """
     return _launches(pipeline, tensors, options or HostRun(), stamped=False)[0]
 
@@ -140,71 +140,60 @@ def _launches(
     pipeline: Pipeline, tensors: Mapping[str, torch.Tensor], options: HostRun, stamped: bool
 ) -> tuple[dict[str, torch.Tensor], list[LaunchLog]]:
     logs: list[LaunchLog] = []
-    rows = rows_given(
-        pipeline, lambda name: tensors[name].shape[0], tuple(t.name for t in pipeline.by_role(Role.INPUT))
-    )
+    inputs = tuple(t.name for t in pipeline.by_role(Role.INPUT))
+    rows = rows_given(pipeline, lambda name: tensors[name].shape[0], inputs)
     have = dict(tensors)
     for launch in cut_at_dram(pipeline):
         for t in launch.by_role(Role.OUTPUT):
+            shape = [rows if a.size is None else a.size for a in t.axes]
             # NaNs: an element that nobody writes shows
-            have[t.name] = torch.full((rows, t.features), float("nan"), dtype=TORCH_DTYPES[t.dtype])
-        if rows:
-            logs += _run(emit(launch, stamped=stamped), have, rows, options)
+            have[t.name] = torch.full(shape, float("nan"), dtype=TORCH_DTYPES[t.dtype])
+        if rows or not kernel_of(launch).needs_rows:
+            logs += _run(kernel_of(launch), stamped, have, rows, options)
     return {t.name: have[t.name] for t in pipeline.by_role(Role.OUTPUT)}, logs
 
 
-def _run(source: KernelSource, tensors: dict[str, torch.Tensor], rows: int, options: HostRun) -> list[LaunchLog]:
-    program = compile_for_host(source, options)
-    tables, pipeline = source.tables, source.pipeline
-    arena = Arena()
-    where = {t.name: arena.where(tensors[t.name]) for t in pipeline.tensors}
-    rings = [b"\xff" * (q.depth * TILE_ROWS * q.features * DTYPE_BYTES[q.dtype]) for q in tables.queues]
-    packed = [bytes_of(pack(spec, tensors[spec.weight])) for spec in tables.packs]
-    flags = OF_FILE + arena.add(b"\0" * ((2 + tables.lines) * LINE))
-    dump = Dump(tables, [s.name for s in source.stages])
-    record = arena.add(b"\0" * (dump.words.numel() * 8))
-    ctas = _ctas(source, rows)
-    room = stamps.capacity(source, rows, ctas) if source.stamped else 0
-    written = arena.add(b"\0" * stamps.buffer_bytes(ctas, room)) if source.stamped else 0
-    at = Addresses(
-        flags + 2 * LINE, flags, flags + LINE, [OF_FILE + arena.add(ring) for ring in rings],
-        [OF_FILE + arena.add(copy) for copy in packed], OF_FILE + record, OF_FILE + written, room,
-    )  # fmt: skip
-    params = pack_argument(source, where, at, rows, MAPS, int(options.flag_limit_s * 1e9))
-    with tempfile.TemporaryDirectory(prefix="tilestream-host-") as scratch:
-        path = Path(scratch) / "launch"
-        arena.write(path, params)
-        group = max(s.group for s in pipeline.stages)
-        done = execute(program, path, source, (ctas, group), options)
-        with path.open("rb") as f:
-            f.seek(record)
-            dump.words.copy_(torch.frombuffer(bytearray(f.read(dump.words.numel() * 8)), dtype=torch.int64))
-            dump.check()
-            check_ended(source.name, done)
-            for t in pipeline.by_role(Role.OUTPUT):
-                f.seek(where[t.name].address - OF_FILE)
-                raw = bytearray(f.read(rows * t.features * DTYPE_BYTES[t.dtype]))
-                tensors[t.name] = torch.frombuffer(raw, dtype=TORCH_DTYPES[t.dtype]).reshape(rows, t.features)
-            if not source.stamped:
-                return []
-            f.seek(written)
-            return [stamps.read(f.read(stamps.buffer_bytes(ctas, room)), source, rows, ctas, room)]
-
-
-def _ctas(source: KernelSource, rows: int) -> int:
-    """CTAs of a launch."""
-    stages = source.pipeline.stages
-    wanted = sum(s.replicas for s in source.stages)
-    if len(stages) > 1:
-        return wanted
-    stage = source.pipeline.stages[0]
-    wanted = min(wanted, MOST_CTAS, -(-rows // (stage.tile_rows * stage.tiles_per_step)))
-    return max(stage.group, -(-wanted // stage.group) * stage.group)
+def _run(
+    kernel: Kernel, stamped: bool, tensors: dict[str, torch.Tensor], rows: int, options: HostRun
+) -> list[LaunchLog]:
+    """One launch, which changes the outputs among ``tensors``; its stamps, if it has them."""
+    why = kernel.hosted(rows, options.sanitize)
+    if why:
+        raise ValueError(why)
+    source, frame, arena = kernel.source(stamped), kernel.frame, Arena()
+    program = compile_for_host(replace(source, text=kernel.host_text(source.text)), options)
+    where = {t.name: arena.where(tensors[t.name]) for t in kernel.launch.tensors}
+    copies = {f"packed {k}": bytes_of(pack(spec, tensors[spec.weight])) for k, spec in enumerate(kernel.packs)}
+    at = {}
+    for name, size in kernel.space.parts:
+        first = b"\0" if name in kernel.space.zeros else b"\xff"
+        at[name] = OF_FILE + arena.add(copies.get(name, first * size))
+    record = Record(frame.words, kernel.error)
+    dump = arena.add(b"\0" * (frame.words * 8))
+    grid = kernel.grid(rows, MOST_CTAS)
+    room = stamps.capacity(source, rows, grid) if source.stamped else 0
+    written = arena.add(b"\0" * stamps.buffer_bytes(grid, room)) if source.stamped else 0
+    call = Call(
+        where, at, OF_FILE + dump, Part(0, rows, rows), MAPS, int(options.flag_limit_s * 1e9), (OF_FILE + written, room)
+    )
+    group = max(frame.cluster, *(s.group for s in kernel.launch.stages))
+    shape = (grid, group)
+    run = partial(execute, program, source=source, ctas=shape, options=options, warpgroups=frame.warpgroups)
+    done, raw = run_file(arena, kernel.pack(source, call), run)
+    if frame.words:
+        record.words.copy_(left_at(raw, dump, record.words))
+        record.check()
+    check_ended(source.name, done)
+    for t in kernel.launch.by_role(Role.OUTPUT):
+        tensors[t.name] = left_at(raw, where[t.name].address - OF_FILE, tensors[t.name])
+    if not source.stamped:
+        return []
+    return [stamps.read(raw[written : written + stamps.buffer_bytes(grid, room)], source, rows, grid, room)]
 
 
 def execute(
     program: Path, path: Path, source: Source, ctas: tuple[int, int], options: HostRun, warpgroups: int = 2
-):  # fmt: skip
+) -> subprocess.CompletedProcess[str]:
     """Run a program of ``compile_for_host`` on an arena's file: ``ctas`` of a launch and of a cluster, consumer
     ``warpgroups`` of a CTA.
 

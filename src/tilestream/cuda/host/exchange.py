@@ -6,7 +6,6 @@ import torch
 
 from tilestream.cuda.exchange import Exchange, Kind, map_sizes, params
 from tilestream.cuda.host.build import (
-    LINE,
     OF_FILE,
     Arena,
     HostRun,
@@ -17,6 +16,7 @@ from tilestream.cuda.host.build import (
     run_file,
 )
 from tilestream.cuda.host.maps import tensor_map
+from tilestream.kernels.parts.params import LINE_BYTES
 from tilestream.kernels.product.shared_tile.params import PHASES
 
 
@@ -41,7 +41,7 @@ def exchange_on_host(
     out = arena.add(b"\xff" * e.out_bytes(ctas))
     empty = b"\0" if e.kind is Kind.ADD_MEMORY else b"\xff"
     between = arena.add(empty * e.between_bytes(ctas))
-    flags = arena.add(b"\0" * (PHASES * ctas * LINE))
+    flags = arena.add(b"\0" * (PHASES * ctas * LINE_BYTES))
     dump = arena.add(b"\0" * 64)
     columns, rows, row_bytes, box_rows, box_columns = map_sizes(e, ctas)
     made = tensor_map("bf16", OF_FILE + between, columns, rows, row_bytes, box_rows, box_columns)

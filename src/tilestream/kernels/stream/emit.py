@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import lru_cache
 
 import jinja2
 
@@ -16,6 +16,7 @@ from tilestream.errors import CompileError
 from tilestream.ir.pipeline import Pipeline, Residency, Stage
 from tilestream.kernels.parts.mma import specialisation
 from tilestream.kernels.parts.params import MAP, Field, Struct, pointers
+from tilestream.kernels.parts.source import KernelSource, kernel_name
 from tilestream.kernels.parts.templating import template
 from tilestream.kernels.stream.build import build
 from tilestream.kernels.stream.column_loop import halves_of
@@ -28,6 +29,7 @@ from tilestream.kernels.stream.tables import (
     TAPPED,
     TAPPED_IN_BULK,
     StageTables,
+    StageUse,
     Tables,
     add_queues,
     add_stage,
@@ -60,38 +62,6 @@ class StageKind:
     taps: str  # how some rows, which are pixels at a tap, come
     declarations: str
     body: str
-
-
-@dataclass(frozen=True)
-class StageUse:
-    name: str
-    kind: int
-    replicas: int
-    tables: StageTables
-
-
-@dataclass(frozen=True)
-class KernelSource:
-    """Source text of one launch, and what its host side must prepare."""
-
-    name: str
-    text: str
-    tables: Tables
-    stages: tuple[StageUse, ...]
-    shared_bytes: int
-    pipeline: Pipeline
-    register_splits: tuple[tuple[int, int], ...]  # (consumer, loader) to try: the first without spills is taken
-    stamped: bool = False
-
-    @property
-    def cooperative(self) -> bool:
-        """Stages that wait for each other must be resident together."""
-        return len(self.stages) > 1
-
-    @cached_property
-    def params(self) -> Struct:
-        """The kernel's argument."""
-        return argument(self.tables, self.stamped)
 
 
 def argument(tables: Tables, stamped: bool) -> Struct:
@@ -152,10 +122,10 @@ def emit(pipeline: Pipeline, annotate: bool = False, stamped: bool = False) -> K
             plain.append(kind)
         uses.append(StageUse(stage.name, (same or kind).index, stage.replicas, at))
         products |= _products(schedule, layout)
-    name = "tilestream_" + re.sub(r"\W", "_", pipeline.name)
+    tables.stages = uses
     counters = place_counters(shared) if stamped else None
     text = _template().render(
-        name=name,
+        name=kernel_name(pipeline),
         pipeline=pipeline,
         kinds=kinds,
         stages=uses,
@@ -170,7 +140,7 @@ def emit(pipeline: Pipeline, annotate: bool = False, stamped: bool = False) -> K
     text = re.sub(r"\n{3,}", "\n\n", text)
     splits = tuple(s for s in REGISTER_SPLITS if s[0] >= registers) or REGISTER_SPLITS[-1:]
     shared = shared if counters is None else counters + COUNTER_BYTES
-    return KernelSource(name, text, tables, tuple(uses), shared, pipeline, splits, stamped)
+    return KernelSource(pipeline, text, shared, argument(tables, stamped), splits, tables, stamped)
 
 
 def _queued(tables: Tables, at: StageTables) -> bool:

@@ -10,14 +10,8 @@ from math import log2
 from tilestream.devices import Device
 from tilestream.errors import VerifyError
 from tilestream.ir.pipeline import DTYPE_BYTES, Pipeline, Residency, Stage, Transport
-from tilestream.ir.plain import plain
 from tilestream.ir.sizes import Phase, phases, weight_bytes
-from tilestream.kernels.product.shared_tile import build as shared_tile
-from tilestream.kernels.product.shared_tile.cost import shared_tile_cost
-from tilestream.kernels.product.tiled_block.cost import start_s, tiled_block_cost
-from tilestream.kernels.product.tiled_block.model import CLUSTER, ROWS
-from tilestream.kernels.product.tiled_block.model import build as tiled_block
-from tilestream.kernels.shape import is_shared_tile, is_tiled_block
+from tilestream.kernels.costs import StageCost, overlapped
 from tilestream.kernels.stream.build import build
 from tilestream.kernels.stream.counts import (
     WARPGROUP,
@@ -33,54 +27,6 @@ from tilestream.kernels.stream.layout import Layout, lay_out
 from tilestream.kernels.stream.model import Schedule
 
 INSTRUCTION_BYTES = 16
-SHARING = 4.0
-"""Exponent of a sum of what overlaps but not wholly: of two equal parts, 1.19 times one. It stays above the longest."""
-
-
-@dataclass(frozen=True)
-class StageCost:
-    """Seconds of one step of a stage on one SM, by what takes them; ``step_s`` is the time between steps.
-
-    ``tensor_s``: wgmma of all tiles of the step. ``shared_s``: what shared memory carries for them. ``lane_s``:
-    epilogues of one warpgroup, each instruction behind the one before. ``inputs_s``: waits for inputs, as the input
-    ring is too short for those to be on their way in time; ``first_s``: those of the first tile beyond that.
-    ``weights_s``: streamed weights through the SM's port.
-    ``queue_s``: exposed part of the hand-over of the step's input. ``scattered``: bytes of the L2 beyond those of the
-    values, for stores of parts of sectors.
-    """
-
-    stage: str
-    replicas: int
-    tiles_per_step: int
-    tensor_s: float
-    shared_s: float
-    lane_s: float
-    inputs_s: float
-    weights_s: float
-    queue_s: float
-    step_s: float
-    scattered: float = 0.0
-    first_s: float = 0.0
-
-    @property
-    def limit(self) -> str:
-        parts = {
-            "tensor": self.tensor_s,
-            "shared memory": self.shared_s,
-            "epilogue": self.lane_s,
-            "inputs": self.inputs_s,
-            "weights": self.weights_s,
-            "queue": self.queue_s,
-        }
-        return max(parts, key=lambda k: parts[k])
-
-
-def overlapped(*seconds: float) -> float:
-    """Of parts that run side by side and get in each other's way: more than the longest, less than the sum."""
-    longest = max(seconds)
-    if longest <= 0:
-        return 0.0
-    return longest * sum((s / longest) ** SHARING for s in seconds) ** (1 / SHARING)
 
 
 def stage_cost(stage: Stage, pipeline: Pipeline, device: Device) -> StageCost:
@@ -89,10 +35,6 @@ def stage_cost(stage: Stage, pipeline: Pipeline, device: Device) -> StageCost:
     A stage of which no kernel can be made (dtypes mixed, too wide) still runs on the reference machine and in the
     simulator: its products and its lanes' work are taken one after the other.
     """
-    if is_shared_tile(pipeline):
-        return _shared_tile(stage, pipeline, device)
-    if is_tiled_block(pipeline):
-        return _tiled_block(stage, pipeline, device)
     queue = device.queue_exposed * max(taken_s(stage, pipeline, device), default=0.0)
     weights = 0.0
     if stage.residency is Residency.STREAMED:
@@ -137,46 +79,6 @@ def stage_cost(stage: Stage, pipeline: Pipeline, device: Device) -> StageCost:
         step_s=max(compute, weights, fetched) + queue,
         scattered=scattered_bytes(schedule, pipeline),
         first_s=first_s(takes, layout.in_slots, device),
-    )
-
-
-def _tiled_block(stage: Stage, pipeline: Pipeline, device: Device) -> StageCost:
-    """A step is a round of all CTAs: as many rows as each has one tile of. A turn has several."""
-    written = plain(pipeline)
-    schedule = tiled_block(written.stages[0], written, device.shared_bytes_per_cta)
-    turn = schedule.turn * CLUSTER * ROWS
-    cost = tiled_block_cost(schedule, turn, device)
-    share = stage.replicas * stage.tiles_per_step * stage.tile_rows / turn
-    return StageCost(
-        stage.name,
-        stage.replicas,
-        stage.tiles_per_step,
-        tensor_s=share * cost.products_s,
-        shared_s=0.0,
-        lane_s=share * cost.epilogues_s,
-        inputs_s=0.0,
-        weights_s=0.0,
-        queue_s=0.0,
-        step_s=share * (cost.total_s - start_s(device)),
-    )
-
-
-def _shared_tile(stage: Stage, pipeline: Pipeline, device: Device) -> StageCost:
-    """Of a shared tile all CTAs work on one: a step is all there is between launch and end."""
-    written = plain(pipeline)
-    schedule = shared_tile(written.stages[0], written, device.shared_bytes_per_cta)
-    cost = shared_tile_cost(schedule, schedule.tile_rows, device)
-    return StageCost(
-        stage.name,
-        stage.replicas,
-        stage.tiles_per_step,
-        tensor_s=0.0,
-        shared_s=0.0,
-        lane_s=0.0,
-        inputs_s=cost.phases.exchange + cost.phases.tail,
-        weights_s=cost.loads_s,
-        queue_s=0.0,
-        step_s=cost.total_s - device.launch_s,
     )
 
 

@@ -104,6 +104,30 @@ class QueueSpec:
 
 
 @dataclass
+class StageTables:
+    """Where one stage's entries start, and how many there are."""
+
+    page_ops: int = 0
+    pages: int = 0
+    load_ops: int = 0
+    loads: int = 0
+    store_ops: int = 0
+    store_groups: int = 0
+    pointers: int = 0
+    credits: int = 0
+
+
+@dataclass(frozen=True)
+class StageUse:
+    """A stage of the launch: which kind of code it runs, and where its entries are."""
+
+    name: str
+    kind: int
+    replicas: int
+    tables: StageTables
+
+
+@dataclass
 class Tables:
     """Everything the kernel's constants and its launch need, in the order of its indices."""
 
@@ -118,6 +142,7 @@ class Tables:
     stage_pointers: list[int] = field(default_factory=list)
     credits: list[tuple[int, int]] = field(default_factory=list)
     windows: list[WindowSpec] = field(default_factory=list)
+    stages: list[StageUse] = field(default_factory=list)
     lines: int = 0
 
     def memory_of(self, table: str) -> str:
@@ -154,20 +179,6 @@ class Tables:
 
     def queue(self, tile: str) -> int:
         return next(i for i, q in enumerate(self.queues) if q.tile == tile)
-
-
-@dataclass
-class StageTables:
-    """Where one stage's entries start, and how many there are."""
-
-    page_ops: int = 0
-    pages: int = 0
-    load_ops: int = 0
-    loads: int = 0
-    store_ops: int = 0
-    store_groups: int = 0
-    pointers: int = 0
-    credits: int = 0
 
 
 def add_queues(tables: Tables, pipeline: Pipeline) -> None:

@@ -13,14 +13,15 @@ from tilestream.kernels.gradients.backward.body import body, maps
 from tilestream.kernels.gradients.backward.emit_wide import emit as emit_wide
 from tilestream.kernels.gradients.backward.model import TILES
 from tilestream.kernels.gradients.backward.sums import width, write
-from tilestream.kernels.gradients.stationary.emit import THREADS, StationarySource, argument
+from tilestream.kernels.gradients.stationary.emit import THREADS, Operands, argument
 from tilestream.kernels.parts.mma import by_rows, of_columns
+from tilestream.kernels.parts.source import KernelSource, kernel_name
 from tilestream.kernels.parts.templating import template
 from tilestream.kernels.stream.model import ceil_to
 from tilestream.kernels.stream.places import REGISTER_SPLITS
 
 
-def emit(pipeline: Pipeline) -> StationarySource:
+def emit(pipeline: Pipeline) -> KernelSource:
     """Generate the kernel of a pipeline whose only stage is a backward chain.
 
     Raises:
@@ -32,19 +33,17 @@ def emit(pipeline: Pipeline) -> StationarySource:
     tensors = maps(s)
     pointers = (*(h.tensor for h in s.held), *s.odd)
     streams = [_stream(name, tensors, pointers, pipeline) for names in s.streams for name in names]
-    name = "tilestream_" + re.sub(r"\W", "_", pipeline.name)
     gives, leaves = _exchange(s)
+    params = argument(tensors, pointers)
     text = _template().render(
-        name=name, pipeline=pipeline, threads=THREADS, s=s, params=argument(tensors, pointers), streams=streams,
+        name=kernel_name(pipeline), pipeline=pipeline, threads=THREADS, s=s, params=params, streams=streams,
         first_weight=tensors.index(s.weights[0]) if s.weights else 0, has_bias=any(h.is_bias for h in s.held),
         tiles=TILES, width=width(s.fours, s.ctas), body=body(s), gives=gives, leaves=leaves,
         writes=[write(h, s.chain.layers[h.layer], n) for n, h in enumerate(s.held)], mma=_products(s),
     )  # fmt: skip
     text = re.sub(r"\n{3,}", "\n\n", text)
     splits = tuple(r for r in REGISTER_SPLITS if r[0] >= s.registers) or REGISTER_SPLITS[-1:]
-    return StationarySource(
-        name, text, s.shared_bytes, pipeline, (s,), tensors, pointers, s.workspace_bytes, splits
-    )  # fmt: skip
+    return KernelSource(pipeline, text, s.shared_bytes, params, splits, Operands(tensors, pointers))
 
 
 def _stream(name: str, maps: tuple[str, ...], pointers: tuple[str, ...], pipeline: Pipeline) -> tuple[int, int, int]:

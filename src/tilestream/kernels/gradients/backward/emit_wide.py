@@ -14,21 +14,22 @@ from tilestream.kernels.gradients.backward.body import PAD, epilogue, make
 from tilestream.kernels.gradients.backward.model import read
 from tilestream.kernels.gradients.backward.sums import width, write
 from tilestream.kernels.gradients.backward.wide import COLUMNS, TILES, chunks
-from tilestream.kernels.gradients.stationary.emit import THREADS, StationarySource, argument
+from tilestream.kernels.gradients.stationary.emit import THREADS, Operands, argument
 from tilestream.kernels.parts.mma import mixed, of_columns
+from tilestream.kernels.parts.source import KernelSource, kernel_name
 from tilestream.kernels.parts.templating import template
 from tilestream.kernels.stream.layout import CHUNK
 from tilestream.kernels.stream.model import ceil_to
 from tilestream.kernels.stream.places import REGISTER_SPLITS
 
 
-def emit(pipeline: Pipeline, s: WideChain) -> StationarySource:
+def emit(pipeline: Pipeline, s: WideChain) -> KernelSource:
     """Generate the kernel of a pipeline whose only stage is ``s``."""
     maps = _maps(s)
     pointers = tuple(dict.fromkeys(h.tensor for h in s.held))
-    name = "tilestream_" + re.sub(r"\W", "_", pipeline.name)
+    params = argument(maps, pointers)
     text = _template().render(
-        name=name, pipeline=pipeline, threads=THREADS, s=s, params=argument(maps, pointers),
+        name=kernel_name(pipeline), pipeline=pipeline, threads=THREADS, s=s, params=params,
         loads=[(maps.index(tensor), column, 0) for tensor, column in s.loads],
         boxes=[(maps.index(weight), column, row) for weight, column, row in s.weight_boxes],
         has_bias=any(h.is_bias for h in s.held), width=width(s.fours, s.ctas), body=_body(s, maps), leaves=_leaves(s),
@@ -44,7 +45,7 @@ def emit(pipeline: Pipeline, s: WideChain) -> StationarySource:
     )  # fmt: skip
     text = re.sub(r"\n{3,}", "\n\n", text)
     splits = tuple(r for r in REGISTER_SPLITS if r[0] >= s.registers) or REGISTER_SPLITS[-1:]
-    return StationarySource(name, text, s.shared_bytes, pipeline, (s,), maps, pointers, s.workspace_bytes, splits)
+    return KernelSource(pipeline, text, s.shared_bytes, params, splits, Operands(maps, pointers))
 
 
 def _maps(s: WideChain) -> tuple[str, ...]:

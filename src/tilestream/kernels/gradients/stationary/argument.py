@@ -2,48 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple
-
 from tilestream.ir.pipeline import DTYPE_BYTES, TILE_ROWS, Role
-from tilestream.kernels.gradients.stationary.emit import StationarySource
-from tilestream.kernels.parts.params import MAP_BYTES, TIMEOUT_NS, Where
-from tilestream.kernels.parts.tensor_maps import MakeMap
+from tilestream.kernels.parts.params import MAP_BYTES
+from tilestream.kernels.parts.source import Call, KernelSource
 
 
-class Addresses(NamedTuple):
-    """Device memory of a launch besides its tensors."""
-
-    flags: int
-    partials: int
-    dump: int
-
-
-def pack(
-    source: StationarySource,
-    where: Mapping[str, Where],
-    at: Addresses,
-    rows: int,
-    make_map: MakeMap,
-    timeout_ns: int = TIMEOUT_NS,
-) -> bytes:
-    """The bytes of ``Params`` for ``rows`` rows of the tensors at ``where``."""
+def pack(source: KernelSource, call: Call) -> bytes:
+    """The bytes of ``Params``."""
+    (tensors, pointers), where, rows = source.tables, call.where, call.part.rows
     maps = []
-    for name in source.maps:
+    for name in tensors:
         (address, stride, _), tensor = where[name], source.pipeline.tensor(name)
         size = DTYPE_BYTES[tensor.dtype]
         height = tensor.shape[0] if tensor.role is Role.PARAMETER else rows
         # The kernel reads nothing where there are no rows, and there is no tensor map of none.
-        encoded = make_map(tensor.dtype, address, tensor.features, height, stride * size, TILE_ROWS) if rows else None
-        maps.append(encoded or bytes(MAP_BYTES))
-    written = [where[name] for name in source.pointers]
+        sizes = (tensor.features, height, stride * size, TILE_ROWS)
+        maps.append(call.maps.matrix(tensor.dtype, address, *sizes) if rows else bytes(MAP_BYTES))
+    written = [where[name] for name in pointers]
     return source.params.pack(
         maps=maps or [bytes(MAP_BYTES)],
         pointers=[w.address for w in written],
         strides=[w.stride for w in written],
-        flags=at.flags,
-        dump=at.dump,
-        limit_ns=timeout_ns,
-        partials=at.partials,
+        flags=call.at["flags"],
+        dump=call.dump,
+        limit_ns=call.timeout_ns,
+        partials=call.at["partials"],
         rows=rows,
     )

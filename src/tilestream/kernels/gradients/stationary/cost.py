@@ -7,9 +7,9 @@ from math import ceil, prod
 
 from tilestream.devices import Device, fitted
 from tilestream.ir.pipeline import DTYPE_BYTES, TILE_ROWS, Pipeline
+from tilestream.kernels.costs import overlapped
 from tilestream.kernels.gradients.stationary.model import StationarySum, builds
 from tilestream.kernels.stream.counts import WARPGROUP
-from tilestream.kernels.stream.stage_cost import overlapped
 
 GROUPS = 2  # consumer warpgroups of a CTA
 PARTIAL_TRIPS = 2

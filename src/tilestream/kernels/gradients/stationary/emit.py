@@ -5,17 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from math import prod
+from typing import NamedTuple
 
 import jinja2
 
 from tilestream.errors import VerifyError
 from tilestream.ir.pipeline import Pipeline
-from tilestream.kernels.gradients.backward import BackwardChain, WideChain
 from tilestream.kernels.gradients.stationary import StationarySum, builds
 from tilestream.kernels.parts.mma import of_columns
 from tilestream.kernels.parts.params import MAP, Field, Struct, pointers
+from tilestream.kernels.parts.source import KernelSource, kernel_name
 from tilestream.kernels.parts.templating import template
 from tilestream.kernels.stream.places import REGISTER_SPLITS
 
@@ -62,34 +63,11 @@ class SumEntry:
     partials: int
 
 
-@dataclass(frozen=True)
-class StationarySource:
-    """Source text of one launch, and what its host side must prepare.
+class Operands(NamedTuple):
+    """What the packer reads: what bulk copies read or write, [rows, features] or weights, and what goes otherwise."""
 
-    Attributes:
-        maps: what bulk copies read or write, [rows, features] or weights. pointers: what goes otherwise.
-        partial_bytes: of the workspace.
-    """
-
-    name: str
-    text: str
-    shared_bytes: int
-    pipeline: Pipeline
-    schedules: tuple[StationarySum | BackwardChain | WideChain, ...]
     maps: tuple[str, ...]
     pointers: tuple[str, ...]
-    partial_bytes: int
-    register_splits: tuple[tuple[int, int], ...]
-    stamped: bool = False
-
-    @property
-    def ctas(self) -> int:
-        return sum(s.ctas for s in self.schedules)
-
-    @cached_property
-    def params(self) -> Struct:
-        """The kernel's argument."""
-        return argument(self.maps, self.pointers)
 
 
 def argument(maps: Sequence[str], written: Sequence[str]) -> Struct:
@@ -107,7 +85,7 @@ def argument(maps: Sequence[str], written: Sequence[str]) -> Struct:
     return Struct("Params", each)
 
 
-def emit(pipeline: Pipeline) -> StationarySource:
+def emit(pipeline: Pipeline) -> KernelSource:
     """Generate the kernel of a pipeline whose stages are stationary sums: all run side by side.
 
     Raises:
@@ -129,18 +107,16 @@ def emit(pipeline: Pipeline) -> StationarySource:
         what = f"pipeline {pipeline.name!r} has {partials} x 16 bytes of partial results > {MOST_PARTIALS} x 16"
         raise VerifyError(what, "use fewer splits")
     products = {(s.dtype, 8 * s.chunks, True) for s in schedules} | {(s.dtype, 1, False) for s in schedules}
-    name = "tilestream_" + re.sub(r"\W", "_", pipeline.name)
+    params = argument(maps, written)
     text = _template().render(
-        name=name, pipeline=pipeline, threads=THREADS, kinds=kinds, sums=entries, params=argument(maps, written),
+        name=kernel_name(pipeline), pipeline=pipeline, threads=THREADS, kinds=kinds, sums=entries, params=params,
         mma=[of_columns(*p) for p in sorted(products)],
     )  # fmt: skip
     text = re.sub(r"\n{3,}", "\n\n", text)
     registers = max(s.registers for s in schedules)
     splits = tuple(r for r in REGISTER_SPLITS if r[0] >= registers) or REGISTER_SPLITS[-1:]
-    return StationarySource(
-        name, text, max(s.shared_bytes for s in schedules), pipeline, schedules, tuple(maps), tuple(written),
-        16 * partials, splits,
-    )  # fmt: skip
+    shared = max(s.shared_bytes for s in schedules)
+    return KernelSource(pipeline, text, shared, params, splits, Operands(tuple(maps), tuple(written)))
 
 
 def _kind(s: StationarySum) -> Kind:

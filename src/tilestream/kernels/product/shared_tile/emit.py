@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
+from typing import NamedTuple
 
 import jinja2
 
@@ -15,6 +16,7 @@ from tilestream.ir.plain import plain
 from tilestream.kernels.parts.element import element_function
 from tilestream.kernels.parts.mma import specialisation
 from tilestream.kernels.parts.params import MAP, Field, Struct, pointers
+from tilestream.kernels.parts.source import KernelSource, kernel_name
 from tilestream.kernels.parts.templating import template
 from tilestream.kernels.product.shared_tile import SharedTile, Tail, build
 from tilestream.kernels.product.shared_tile.before import row_code, row_vectors
@@ -44,25 +46,12 @@ class Vector:
         return sum(at.offset for at in self.view.at or ())
 
 
-@dataclass(frozen=True)
-class SharedTileSource:
-    """Source text of one launch, and what its host side must prepare."""
+class Operands(NamedTuple):
+    """What the packer reads: the schedule, and vectors in the order of ``Params::vectors``."""
 
-    name: str
-    text: str
-    shared_bytes: int
-    pipeline: Pipeline
     schedule: SharedTile
     vectors: tuple[Vector, ...]
     row_vectors: tuple[View, ...]
-    add_width: int
-    register_splits: tuple[tuple[int, int], ...]
-    stamped: bool = False
-
-    @cached_property
-    def params(self) -> Struct:
-        """The kernel's argument."""
-        return argument(self.schedule, len(self.vectors) + len(self.row_vectors))
 
 
 def argument(s: SharedTile, vectors: int) -> Struct:
@@ -95,7 +84,7 @@ def argument(s: SharedTile, vectors: int) -> Struct:
     return Struct("Params", (*maps, *common, *results, Field("long long", "result_stride"), *last))
 
 
-def emit(pipeline: Pipeline) -> SharedTileSource:
+def emit(pipeline: Pipeline) -> KernelSource:
     """Generate the kernel of a pipeline whose one stage is a shared tile.
 
     Raises:
@@ -106,21 +95,20 @@ def emit(pipeline: Pipeline) -> SharedTileSource:
     s = build(written.stages[0], written)
     vectors = _vectors(s, written)
     share = 2 if s.halves else 1
-    add_width = box_width(s.out_columns // share)
-    name = "tilestream_" + re.sub(r"\W", "_", pipeline.name)
+    params = argument(s, len(vectors) + len(row_vectors(s)))
     weights = s.left_stages * s.left_bytes + s.gather_bytes
     scatter = weights + s.weight_stages * s.weight_bytes
     blocks = sorted({s.middle_columns // share // 8, s.out_columns // share // 8} - {0})
     text = _template().render(
-        name=name,
+        name=kernel_name(pipeline),
         pipeline=pipeline,
         s=s,
         tail=TAILS[s.tail],
         vectors=vectors,
         row_vectors=row_vectors(s),
-        params=argument(s, len(vectors) + len(row_vectors(s))),
+        params=params,
         before=row_code(s, written, len(vectors)) if s.block.before else "",
-        add_width=add_width,
+        add_width=add_width(s),
         weights=weights,
         scatter=scatter,
         bars=scatter + s.scatter_bytes + s.vector_bytes,
@@ -133,11 +121,12 @@ def emit(pipeline: Pipeline) -> SharedTileSource:
     )
     text = re.sub(r"\n{3,}", "\n\n", text)
     splits = tuple(r for r in REGISTER_SPLITS if r[0] >= s.registers) or REGISTER_SPLITS[-1:]
-    return SharedTileSource(name, text, s.shared_bytes, pipeline, s, vectors, row_vectors(s), add_width, splits)
+    return KernelSource(pipeline, text, s.shared_bytes, params, splits, Operands(s, vectors, row_vectors(s)))
 
 
-def box_width(columns: int) -> int:
-    """Columns of the boxes that ``columns`` are added to memory in: a divisor, 64 at most."""
+def add_width(s: SharedTile) -> int:
+    """Columns of the boxes that results are added to memory in: a divisor of a warpgroup's, 64 at most."""
+    columns = s.out_columns // (2 if s.halves else 1)
     return max(w for w in range(8, 65, 8) if columns % w == 0)
 
 

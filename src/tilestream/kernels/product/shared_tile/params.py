@@ -2,84 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-
 from tilestream.ir.pipeline import DTYPE_BYTES
-from tilestream.kernels.parts.params import LINE_BYTES, MAP_BYTES, TIMEOUT_NS, Where, at_least_one
+from tilestream.kernels.parts.params import LINE_BYTES, MAP_BYTES, at_least_one
+from tilestream.kernels.parts.source import Call, KernelSource, Space
 from tilestream.kernels.parts.taps import Grid
-from tilestream.kernels.parts.tensor_maps import MakePixelMap, Maps
+from tilestream.kernels.parts.tensor_maps import MakePixelMap
 from tilestream.kernels.product.shared_tile import Block, SharedTile, Tail
 from tilestream.kernels.product.shared_tile.block import PANEL
-from tilestream.kernels.product.shared_tile.emit import SharedTileSource
+from tilestream.kernels.product.shared_tile.emit import add_width
 from tilestream.kernels.product.sharing import Middle
-from tilestream.kernels.stream.model import ceil_to
 
 PHASES = 4
 """Flags a CTA: result cleared, middle there, partial result there, rows of the operand there (``enum Phase`` of
 collectives.cuh)."""
 
 
-@dataclass(frozen=True)
-class Part:
-    """``rows`` rows of a call, from row ``first`` of ``total`` on: those of one launch."""
-
-    first: int
-    rows: int
-    total: int
-
-
-@dataclass(frozen=True)
-class Space:
-    """Device memory of a shared tile besides its tensors. Bytes, each part behind the one before.
+def space(s: SharedTile) -> Space:
+    """Device memory of a shared tile besides its tensors.
 
     The flags are zero at first, and partial results that say which launch they are of. The middle, where it goes
     through the L2, is ``[row tiles x groups x tile rows, columns of a group]`` in the products' dtype; partial results
     are ``[row tiles, columns, groups, rows x columns of a CTA]`` in fp32, of as many rows as warps have. Where
     something stands in front of the first layer, what it makes is the operand, ``[row tiles x tile rows, k]``.
     """
-
-    flags: int
-    middle: int
-    partial: int
-    operand: int
-
-    @staticmethod
-    def of(s: SharedTile) -> Space:
-        through_l2 = s.middle is Middle.L2 and not s.block.one_layer
-        middle = s.row_tiles * s.groups * s.tile_rows * s.group_columns * 2 if through_l2 else 0
-        partial = s.ctas * s.partial_bytes if s.tail is Tail.PARTIALS else 0
-        operand = s.row_tiles * s.tile_rows * s.block.sizes[0] * 2 if s.block.before else 0
-        return Space(PHASES * s.ctas * LINE_BYTES, ceil_to(middle, LINE_BYTES), ceil_to(partial, LINE_BYTES), operand)
-
-    def at_first(self, tagged: bool, other: bytes) -> bytes:
-        """What must lie there before the first launch; ``other`` where anything may."""
-        partial = (b"\0" if tagged else other) * self.partial
-        return b"\0" * self.flags + other * self.middle + partial + other * self.operand
-
-    @property
-    def total(self) -> int:
-        return self.flags + self.middle + self.partial + self.operand
+    through_l2 = s.middle is Middle.L2 and not s.block.one_layer
+    sizes = {
+        "flags": PHASES * s.ctas * LINE_BYTES,
+        "middle": s.row_tiles * s.groups * s.tile_rows * s.group_columns * 2 if through_l2 else 0,
+        "partial": s.ctas * s.partial_bytes if s.tail is Tail.PARTIALS else 0,
+        "operand": s.row_tiles * s.tile_rows * s.block.sizes[0] * 2 if s.block.before else 0,
+    }
+    return Space(tuple(sizes.items()), frozenset(("flags", "partial") if s.tagged else ("flags",)))
 
 
-def params(
-    source: SharedTileSource, where: Mapping[str, Where], space: int, dump: int, maps: Maps, part: Part,
-    timeout_ns: int = TIMEOUT_NS,
-) -> bytes:  # fmt: skip
-    """The bytes of ``Params`` for ``part`` of the rows of the tensors at ``where``.
-
-    Args:
-        space: address of ``Space.of(source.schedule)``.
-        dump: address of the record that an expired wait leaves.
-    """
-    s, b = source.schedule, source.schedule.block
+def pack(source: KernelSource, call: Call) -> bytes:
+    """The bytes of ``Params``."""
+    (s, vectors, row_vectors), part, where, at = source.tables, call.part, call.where, call.at
+    b = s.block
     types = {t.name: t.dtype for t in source.pipeline.tensors}
-    sizes = Space.of(s)
-    middle = space + sizes.flags
-    partial = middle + sizes.middle
-    operand = partial + sizes.partial
+    middle, operand = at["middle"], at["operand"]
     k, hid, out = b.sizes
-    tensor_map, first, rows = maps.matrix, part.first, part.rows
+    tensor_map, first, rows = call.maps.matrix, part.first, part.rows
 
     def from_row(name: str) -> tuple[int, int, int]:
         """Address, elements and bytes from row to row."""
@@ -94,7 +57,7 @@ def params(
     results = [from_row(last.output) for last in b.lasts]
     y, _, y_bytes = results[0]
     sums = (
-        tensor_map(b.output_dtype, y, out, rows, y_bytes, min(PANEL, s.tile_rows), source.add_width)
+        tensor_map(b.output_dtype, y, out, rows, y_bytes, min(PANEL, s.tile_rows), add_width(s))
         if s.tail is Tail.REDUCE_ADD
         else bytes(MAP_BYTES)
     )
@@ -103,11 +66,11 @@ def params(
         for x, width in zip(b.lasts, s.widths, strict=True)
     ]
     if b.grid is not None:
-        left = _pictures(b, b.grid, where[b.input].address, part.total, s.tile_rows, maps.pixels)
+        left = _pictures(b, b.grid, where[b.input].address, part.total, s.tile_rows, call.maps.pixels)
     else:
         x, _, x_bytes = (operand, k, 2 * k) if b.before else from_row(b.input)
         left = tensor_map(b.dtype, x, k, rows, x_bytes, box_rows)
-    views = [*(v.view for v in source.vectors), *source.row_vectors]
+    views = [*(v.view for v in vectors), *row_vectors]
     residuals = at_least_one([from_row(op.params[0]) for op in b.loads], (0, 0, 0))
     made = {
         "input": left,
@@ -116,10 +79,10 @@ def params(
         "rows_of": [r[0] for r in residuals],
         "strides_of": [r[1] for r in residuals],
         "operand_data": operand,
-        "partial": partial,
-        "flags": space,
-        "dump": dump,
-        "limit_ns": timeout_ns,
+        "partial": at["partial"],
+        "flags": at["flags"],
+        "dump": call.dump,
+        "limit_ns": call.timeout_ns,
         "rows": rows,
         "box_rows": box_rows,
     }

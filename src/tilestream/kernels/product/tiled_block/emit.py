@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from itertools import accumulate
+from typing import NamedTuple
 
 import jinja2
 
@@ -16,6 +17,7 @@ from tilestream.ir.plain import plain
 from tilestream.kernels.parts.element import pair_function
 from tilestream.kernels.parts.mma import specialisation
 from tilestream.kernels.parts.params import MAP, Field, Struct, pointers
+from tilestream.kernels.parts.source import KernelSource, kernel_name
 from tilestream.kernels.parts.templating import template
 from tilestream.kernels.product.tiled_block.before import prefetch_code, row_code, row_vectors
 from tilestream.kernels.product.tiled_block.model import COLUMNS, STEPS, THREADS, TiledBlock, Walk, build
@@ -27,24 +29,11 @@ REGISTER_SPLITS = ((208, 88), (200, 104))
 WALK = Struct("Walk", tuple(Field("int", field.name) for field in fields(Walk)), declared=False)
 
 
-@dataclass(frozen=True)
-class TiledBlockSource:
-    """Source text of one launch, and what its host side must prepare."""
+class Operands(NamedTuple):
+    """What the packer reads: the schedule, and vectors in the order of ``Params::vectors``."""
 
-    name: str
-    text: str
-    shared_bytes: int
-    pipeline: Pipeline
     schedule: TiledBlock
     vectors: tuple[View, ...]
-    register_splits: tuple[tuple[int, int], ...]
-    stamped: bool = False
-    threads: int = THREADS
-
-    @cached_property
-    def params(self) -> Struct:
-        """The kernel's argument."""
-        return argument(self.schedule, len(self.vectors))
 
 
 def argument(s: TiledBlock, vectors: int) -> Struct:
@@ -71,7 +60,7 @@ def argument(s: TiledBlock, vectors: int) -> Struct:
     return Struct("Params", each)
 
 
-def emit(pipeline: Pipeline) -> TiledBlockSource:
+def emit(pipeline: Pipeline) -> KernelSource:
     """Generate the kernel of a pipeline whose one stage is a tiled block.
 
     Raises:
@@ -89,14 +78,15 @@ def emit(pipeline: Pipeline) -> TiledBlockSource:
     vectors = (*middle, *(v for each in afters for v in each), *row_vectors(b))
     beside = _beside(written, [op for op in b.lasts[0].after if op.kind == "load"], widths[0])
     sums = {f.tile: f"x[e][{i}]" for i, f in enumerate(b.firsts)}
+    params = argument(s, len(vectors))
     text = _template().render(
-        name="tilestream_" + re.sub(r"\W", "_", pipeline.name),
+        name=kernel_name(pipeline),
         pipeline=pipeline,
         s=s,
         ends=list(accumulate(s.result_blocks)),
         steps=STEPS,
         threads=THREADS,
-        params=argument(s, len(vectors)),
+        params=params,
         mma=specialisation(b.dtype, COLUMNS // 8, starts=True),
         hidden=hidden,
         result=result,
@@ -107,8 +97,7 @@ def emit(pipeline: Pipeline) -> TiledBlockSource:
         prefetch=prefetch_code(b, written),
     )
     text = re.sub(r"\n{3,}", "\n\n", text)
-    name = "tilestream_" + re.sub(r"\W", "_", pipeline.name)
-    return TiledBlockSource(name, text, s.shared_bytes, pipeline, s, vectors, REGISTER_SPLITS)
+    return KernelSource(pipeline, text, s.shared_bytes, params, REGISTER_SPLITS, Operands(s, vectors))
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,10 @@ from math import ceil, gcd
 from tilestream.errors import IRError, VerifyError
 from tilestream.ir.axes import Level
 from tilestream.ir.pipeline import DTYPE_BYTES, Pipeline, Stage
+from tilestream.kernels.parts.source import Space
 from tilestream.kernels.product.shared_tile import Block, written_out
 from tilestream.kernels.product.tiled_block.layers import find_layers
 from tilestream.kernels.stream.layout import SHARED_LIMIT
-from tilestream.kernels.stream.model import ceil_to
 
 ROWS, COLUMNS, DEPTH = 128, 256, 64
 STEP_BYTES = (ROWS + COLUMNS) * DEPTH * 2
@@ -243,7 +243,8 @@ def _clusters(stage: Stage, block: Block) -> int:
     return rows * columns
 
 
-def space_bytes(s: TiledBlock) -> tuple[int, int, int]:
-    """Device memory besides the tensors: flags, the hidden layer's ring, the operand's. Bytes, multiples of 128."""
+def space(s: TiledBlock) -> Space:
+    """Device memory besides the tensors: flags, the hidden layer's ring, the operand's."""
     flags = s.ctas + s.slots * ((ROWS // 4 if s.block.before else 0) + 2 * s.hid_blocks + 2 * s.out_blocks)
-    return ceil_to(8 * flags, 128), ceil_to(s.hidden_bytes, 128), ceil_to(s.operand_bytes, 128)
+    parts = (("flags", 8 * flags), ("hidden", s.hidden_bytes), ("operand", s.operand_bytes))
+    return Space(parts, frozenset(("flags",)))

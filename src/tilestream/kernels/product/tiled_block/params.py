@@ -2,34 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict
 
 from tilestream.ir.pipeline import DTYPE_BYTES
-from tilestream.kernels.parts.params import TIMEOUT_NS, Where, at_least_one
-from tilestream.kernels.parts.tensor_maps import MakeMap
-from tilestream.kernels.product.tiled_block.emit import TiledBlockSource
-from tilestream.kernels.product.tiled_block.model import COLUMNS, ROWS, space_bytes
+from tilestream.kernels.parts.params import Where, at_least_one
+from tilestream.kernels.parts.source import Call, KernelSource
+from tilestream.kernels.product.tiled_block.model import COLUMNS, ROWS
 
 GROUP_ROWS = ROWS // 2
 """Of a warpgroup, whose tiles are stored 64 columns at a time."""
 
 
-def params(
-    source: TiledBlockSource, where: Mapping[str, Where], space: int, dump: int, make_map: MakeMap, rows: int,
-    timeout_ns: int = TIMEOUT_NS,
-) -> bytes:  # fmt: skip
-    """The bytes of ``Params`` for ``rows`` rows of the tensors at ``where``.
-
-    Args:
-        space: address of ``sum(space_bytes(source.schedule))`` bytes, the flags zero at first.
-        dump: address of the record that an expired wait leaves.
-        make_map: ``driver.tensor_map``, or what the host build reads as one.
-    """
-    s, b = source.schedule, source.schedule.block
+def pack(source: KernelSource, call: Call) -> bytes:
+    """The bytes of ``Params``."""
+    (s, vectors), where, rows, make_map = source.tables, call.where, call.part.rows, call.maps.matrix
+    b = s.block
     types = {t.name: t.dtype for t in source.pipeline.tensors}
-    flags, hidden_size, _ = space_bytes(s)
-    hidden, operand = space + flags, space + flags + hidden_size
+    hidden, operand = call.at["hidden"], call.at["operand"]
     k, hid, _ = b.sizes
     ring_rows = s.slots * ROWS
 
@@ -58,13 +47,13 @@ def params(
             make_map(b.output_dtype, where[x.output].address, x.columns, rows, row_bytes(x.output), GROUP_ROWS)
             for x in b.lasts
         ],
-        vectors=at_least_one([where[v.of].address for v in source.vectors]),
+        vectors=at_least_one([where[v.of].address for v in vectors]),
         rows_of=[w.address for w in loads],
         strides_of=[w.stride for w in loads],
         operand_data=operand,
-        flags=space,
-        dump=dump,
-        limit_ns=timeout_ns,
+        flags=call.at["flags"],
+        dump=call.dump,
+        limit_ns=call.timeout_ns,
         walk=asdict(s.walk(rows)),
         rows=rows,
         ctas=s.ctas,

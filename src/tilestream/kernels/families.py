@@ -1,0 +1,38 @@
+"""The table of families of kernels. This is the one place that tells them apart: a new family is a line here."""
+
+from __future__ import annotations
+
+from tilestream.devices import Device
+from tilestream.ir.once import once
+from tilestream.ir.pipeline import Pipeline, Stage
+from tilestream.kernels.costs import StageCost
+from tilestream.kernels.gradients.kernel import BackwardKernel, StationaryKernel
+from tilestream.kernels.kernel import Footprint, Kernel
+from tilestream.kernels.product.shared_tile.kernel import SharedTileKernel
+from tilestream.kernels.product.tiled_block.kernel import TiledBlockKernel
+from tilestream.kernels.stream.kernel import RowStream
+from tilestream.kernels.stream.layout import SHARED_LIMIT
+
+FAMILIES: tuple[type[Kernel], ...] = (SharedTileKernel, TiledBlockKernel, StationaryKernel, BackwardKernel, RowStream)
+"""The first that matches a launch takes it; row streams take, or refuse, what is left."""
+
+
+@once
+def kernel_of(launch: Pipeline) -> Kernel:
+    """The kernel that a launch becomes, matched once for each launch; ``refusal`` says why one can be made of it."""
+    return next(family for family in FAMILIES if family.matches(launch))(launch)
+
+
+def why_no_kernel(pipeline: Pipeline) -> str:
+    """Why no kernel can be made of ``pipeline`` yet; empty if one can."""
+    return kernel_of(pipeline).refusal
+
+
+def footprint(stage: Stage, pipeline: Pipeline, limit: int = SHARED_LIMIT) -> Footprint:
+    """``Kernel.footprint`` of a stage of a launch."""
+    return kernel_of(pipeline).footprint(stage, limit)
+
+
+def stage_cost(stage: Stage, pipeline: Pipeline, device: Device) -> StageCost:
+    """``Kernel.stage_cost`` of a stage of a launch."""
+    return kernel_of(pipeline).stage_cost(stage, device)

@@ -1,0 +1,183 @@
+"""What a launch becomes on a GPU: the protocol of all families of kernels, and what those who run kernels read."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
+
+from tilestream.devices import Device
+from tilestream.errors import QueueTimeout, TilestreamError, VerifyError
+from tilestream.ir.pipeline import Pipeline, Stage
+from tilestream.kernels.costs import ClosedForm, LaunchCost, StageCost
+from tilestream.kernels.parts.source import Call, KernelSource, Part, Space
+from tilestream.kernels.stream.stage_cost import stage_cost
+from tilestream.kernels.stream.tables import PackSpec
+
+LOST = "the CUDA context is lost: restart the process; report this message"
+NO_ROW = "the CUDA context is lost: restart the process, with indices that exist"
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """What one replica of a stage takes from its SM.
+
+    ``shared_bytes`` is the sum of ``parts`` (name, bytes); ``registers`` is the estimate for one
+    thread of a consumer warpgroup.
+    """
+
+    shared_bytes: int
+    registers: int
+    parts: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True)
+class Frame:
+    """How a kernel is launched.
+
+    Attributes:
+        ctas: that were planned. told: how they come about, for messages.
+        threads: of a CTA. cluster: CTAs of one. warpgroups: consumers of a CTA.
+        together: whether CTAs wait for each other, so that all must be resident at once.
+        words: of 64 bits, of the record that an expired wait leaves; 0: it leaves none.
+    """
+
+    ctas: int
+    told: str
+    threads: int = 384
+    cluster: int = 1
+    warpgroups: int = 2
+    together: bool = True
+    words: int = 8
+
+
+class Kernel(ABC):
+    """The kernel of one launch. ``families.kernel_of`` makes it, once for each launch.
+
+    Each family describes its kernels so; what compiles, launches, times or explains a kernel asks nothing else.
+
+    Attributes:
+        needs_rows: without rows it has nothing to do.
+        starts_early: whether it loads weights before it waits for the kernel in front (programmatic dependent launch).
+    """
+
+    family: ClassVar[str]
+    closed_form: ClassVar[ClosedForm | None] = None
+    needs_rows: ClassVar[bool] = True
+    starts_early: ClassVar[bool] = False
+
+    def __init__(self, launch: Pipeline) -> None:
+        self.launch = launch
+        self._sources: dict[tuple[bool, bool], KernelSource] = {}
+
+    @classmethod
+    @abstractmethod
+    def matches(cls, launch: Pipeline) -> bool:
+        """Whether a launch is of this family, as far as its axes go."""
+
+    @cached_property
+    def refusal(self) -> str:
+        """Why no kernel can be made of the launch, with the user's line; empty if one can."""
+        try:
+            self.check()
+        except VerifyError as error:
+            return error.cause
+        return ""
+
+    @abstractmethod
+    def check(self) -> None:
+        """Raise ``VerifyError`` where no kernel can be made of the launch."""
+
+    # -- what it takes
+
+    @abstractmethod
+    def footprint(self, stage: Stage, limit: int) -> Footprint:
+        """Registers and shared memory of one replica of ``stage``; rings fill up to ``limit`` bytes where they can.
+
+        Raises:
+            VerifyError: no kernel can be made of it. Whether it fits a device is for the caller to compare.
+        """
+
+    def clusters(self, limit: int) -> tuple[int, int]:
+        """Clusters that must be resident at once, and CTAs of each; none where only CTAs must."""
+        return 0, 1
+
+    def stage_cost(self, stage: Stage, device: Device) -> StageCost:
+        """One step of ``stage`` on one SM."""
+        return stage_cost(stage, self.launch, device)
+
+    def cost(self, rows: int, device: Device) -> LaunchCost | None:
+        """What a launch takes where that is a closed form; None where its stages say it."""
+        return None
+
+    # -- how it is run
+
+    @abstractmethod
+    def _emit(self, stamped: bool, annotate: bool) -> KernelSource: ...
+
+    def source(self, stamped: bool = False, annotate: bool = False) -> KernelSource:
+        """Its CUDA source.
+
+        Args:
+            stamped: it writes down what its warps do when, if its family can.
+            annotate: with comments for people, if its family has them. Text to be compiled has none.
+
+        Raises:
+            VerifyError: from the schedule, naming the user's line.
+            CompileError: a tile op has no CUDA snippet, or shared memory has no room for the stamps' counters.
+        """
+        key = (stamped, annotate)
+        if key not in self._sources:
+            self._sources[key] = self._emit(stamped, annotate)
+        return self._sources[key]
+
+    @property
+    @abstractmethod
+    def frame(self) -> Frame: ...
+
+    def grid(self, rows: int, sms: int) -> int:
+        """CTAs of a launch on ``rows`` rows."""
+        return self.frame.ctas
+
+    def parts(self, rows: int) -> list[Part]:
+        """The launches that ``rows`` rows take."""
+        return [Part(0, rows, rows)]
+
+    @property
+    @abstractmethod
+    def space(self) -> Space:
+        """Device memory besides its tensors."""
+
+    @property
+    def packs(self) -> Sequence[PackSpec]:
+        """Weights that are copied before the kernel, to the part of the space called ``packed`` and their number."""
+        return ()
+
+    @abstractmethod
+    def pack(self, source: KernelSource, call: Call) -> bytes:
+        """The bytes of the kernel's argument."""
+
+    def error(self, words: Sequence[int]) -> TilestreamError:
+        """What the record of ``words`` words that a launch left says."""
+        return QueueTimeout(self.describe(words), LOST)
+
+    @abstractmethod
+    def describe(self, words: Sequence[int]) -> str:
+        """Who waited for what."""
+
+    # -- the host's machine, for tests
+
+    def hosted(self, rows: int, sanitize: bool) -> str:
+        """Why the host build cannot run ``rows`` rows; empty if it can."""
+        return ""
+
+    def host_text(self, text: str) -> str:
+        """The source without what the host's headers have themselves."""
+        return text
+
+
+def halves(words: Sequence[int], count: int) -> list[tuple[int, int]]:
+    """The low and the high half of the first words."""
+    return [(w & 0xFFFFFFFF, (w >> 32) & 0xFFFFFFFF) for w in words[:count]]

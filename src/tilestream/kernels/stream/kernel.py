@@ -1,0 +1,159 @@
+"""The family of row streams: tiles of rows through stages that stay on their SMs, joined by queues in the L2."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from math import ceil
+
+from tilestream.errors import InputError, TilestreamError, VerifyError
+from tilestream.ir.axes import ROWS
+from tilestream.ir.derive import result_axes
+from tilestream.ir.pipeline import DTYPE_BYTES, TILE_ROWS, Pipeline, Stage, Transport
+from tilestream.ir.plain import by_rows, plain
+from tilestream.ir.sizes import tiles_of
+from tilestream.kernels.kernel import NO_ROW, Footprint, Frame, Kernel, halves
+from tilestream.kernels.parts.params import LINE_BYTES
+from tilestream.kernels.parts.source import Call, KernelSource, Space
+from tilestream.kernels.shape import KernelShape, kernel_shape
+from tilestream.kernels.stream.arguments import pack
+from tilestream.kernels.stream.build import build
+from tilestream.kernels.stream.emit import THREADS, emit
+from tilestream.kernels.stream.layout import lay_out
+from tilestream.kernels.stream.tables import INDEX, TABLE, PackSpec, Tables
+
+INDEX_OUTSIDE = 2  # roles.cuh: in the place of waits_for_free, where an index names no row
+HEADER = 5
+"""64-bit words: claimed | stage, sm | queue, tile | waits_for_free, expected, found, and then every flag line."""
+
+
+class RowStream(Kernel):
+    """The kernel of a launch of stages that stream rows. What no other family takes is refused here."""
+
+    family = "row stream"
+
+    @classmethod
+    def matches(cls, launch: Pipeline) -> bool:
+        return True
+
+    def check(self) -> None:
+        reason = _no_stream(self.launch)
+        if reason:
+            raise VerifyError(reason, "run it by tilestream.reference")
+
+    def footprint(self, stage: Stage, limit: int) -> Footprint:
+        schedule = build(stage, self.launch)
+        layout = lay_out(schedule, limit)
+        return Footprint(layout.total, schedule.registers, layout.parts)
+
+    def _emit(self, stamped: bool, annotate: bool) -> KernelSource:
+        return emit(self.launch, annotate, stamped)
+
+    @cached_property
+    def tables(self) -> Tables:
+        return self.source().tables
+
+    @cached_property
+    def frame(self) -> Frame:
+        replicas = [s.replicas for s in self.launch.stages]
+        waits = bool(self.tables.queues) or any(kind == TABLE for kind, *_ in self.tables.pointers)
+        words = HEADER + max(self.tables.lines, 1) if waits else 0
+        told = f"{' + '.join(map(str, replicas))} = {sum(replicas)}"
+        return Frame(sum(replicas), told, THREADS, together=len(replicas) > 1, words=words)
+
+    def grid(self, rows: int, sms: int) -> int:
+        """Of several stages all that were planned; of one no more than there are steps of tiles, and a multiple of its
+        group."""
+        stage, *others = self.launch.stages
+        if others:
+            return self.frame.ctas
+        grid = min(sms, self.frame.ctas, ceil(tiles_of(rows, stage) / stage.tiles_per_step))
+        grid = max(stage.group, ceil(grid / stage.group) * stage.group)
+        return grid - stage.group if grid > sms else grid
+
+    @cached_property
+    def space(self) -> Space:
+        """The launch's number, who has left, the queues' lines, their rings, weights that are copied."""
+        tables = self.tables
+        lines = (("epoch", LINE_BYTES), ("exits", LINE_BYTES), ("lines", tables.lines * LINE_BYTES))
+        rings = (TILE_ROWS * q.depth * q.features * DTYPE_BYTES[q.dtype] for q in tables.queues)
+        packed = (p.rows * p.columns * DTYPE_BYTES[p.dtype] for p in tables.packs)
+        parts = (
+            *lines,
+            *((f"ring {k}", size) for k, size in enumerate(rings)),
+            *((f"packed {k}", size) for k, size in enumerate(packed)),
+        )
+        return Space(parts, frozenset(("epoch", "exits", "lines")))
+
+    @property
+    def packs(self) -> Sequence[PackSpec]:
+        return self.tables.packs
+
+    def pack(self, source: KernelSource, call: Call) -> bytes:
+        return pack(source, call)
+
+    def error(self, words: Sequence[int]) -> TilestreamError:
+        """Of a wait that expired, or of an index that names no row of its table."""
+        if halves(words, 3)[2][1] == INDEX_OUTSIDE:
+            return InputError(self.describe(words), NO_ROW)
+        return super().error(words)
+
+    def describe(self, words: Sequence[int]) -> str:
+        return told(self.tables, [s.name for s in self.launch.stages], words)
+
+
+def told(tables: Tables, stages: Sequence[str], words: Sequence[int]) -> str:
+    """Which stage waited for which tile of which queue, and where all queues stand."""
+    (_, stage), (sm, queue), (tile, free) = halves(words, 3)
+    if free == INDEX_OUTSIDE:
+        kind, name, _ = tables.pointers[queue]
+        table = kind.removeprefix(INDEX)
+        return f"index {name!r} is {words[4]} at row {tile}, and table {table!r} has {words[3]} rows"
+    q = tables.queues[queue]
+    what = "a free slot in tile" if free else "tile"
+    lines = [
+        f"stage {stages[stage]!r} on SM {sm} waited too long for {what} {tile} of queue {q.tile!r} "
+        f"({q.source or 'no source line'}): expected {_ticket(words[3])}, found {_ticket(words[4])}"
+    ]
+    for spec in tables.queues:
+        first, count = HEADER + spec.line, spec.depth * (1 + len(spec.consumers))
+        flags = words[first : first + count]
+        head = max((f & 0xFFFFFFFF for f in flags[: spec.depth]), default=0)
+        tails = [
+            f"{c}: {max(f & 0xFFFFFFFF for f in flags[(1 + k) * spec.depth : (2 + k) * spec.depth])}"
+            for k, c in enumerate(spec.consumers)
+        ]
+        lines.append(f"queue {spec.tile!r}: depth {spec.depth}, head {head}, tail {{{', '.join(tails)}}}")
+    return "\n  ".join(lines)
+
+
+def _ticket(word: int) -> str:
+    return f"tile {(word & 0xFFFFFFFF) - 1} of launch {(word >> 32) & 0xFFFFFFFF}"
+
+
+def _no_stream(pipeline: Pipeline) -> str:
+    """Why a pipeline is no row stream, as far as axes go; empty if it is one. Widths are the schedule's."""
+    for q in pipeline.queues:
+        if q.transport is Transport.DSM:
+            return f"the queue of {q.tile!r} is in distributed shared memory: kernels have rings in the L2"
+    if by_rows(pipeline):
+        odd = next((s for s in pipeline.stages if s.tile_rows != TILE_ROWS), None)
+        return f"stage {odd.name!r} takes {odd.tile_rows} rows a tile, kernels {TILE_ROWS}" if odd is not None else ""
+    for stage in plain(pipeline).stages:
+        shape = kernel_shape(stage)
+        if shape is KernelShape.CHUNKED_CONTRACTION:
+            return (
+                f"stage {stage.name!r} is a {shape}: its kernels are made from ops of rows (plan.passes.chunk_hidden)"
+            )
+        if shape is not KernelShape.ROW_STREAM:
+            return f"stage {stage.name!r} is a {shape}: only a row stream has a kernel so far"
+        for op in stage.ops:
+            where = op.source or f"{op.kind} in stage {stage.name!r}"
+            if any(at.index for v in op.views for at in v.at or ()):
+                return f"{where}: a gather or a scatter by index has no kernel so far"
+            others = [a for a in result_axes(op) if a != ROWS.name]
+            if len(others) > 1 or any(at.strides or len(at.axes) > 1 for v in op.views for at in v.at or ()):
+                return f"{where}: tiles are rows by columns in kernels so far"
+        if [loop.axis for loop in stage.loops] != [ROWS.name]:
+            return f"stage {stage.name!r} loops over {', '.join(loop.axis for loop in stage.loops) or 'nothing'}"
+    return "its ops have coordinates: kernels are made from ops of rows (linear, cat, layer_norm)"
