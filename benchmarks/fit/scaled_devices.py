@@ -25,7 +25,7 @@ from tilestream.devices import Device
 from tilestream.options import Options
 from tilestream.plan.analyse import analyse
 from tilestream.plan.analysis import Analysis
-from tilestream.plan.replan import replan
+from tilestream.plan.predicted import replan
 
 BASE = "h200"
 ROWS = (128, 4096, 32_768, 262_144)

@@ -22,7 +22,7 @@ from tilestream.devices.ranges import RANGES
 from tilestream.errors import DeviceError
 from tilestream.options import Options
 from tilestream.plan.analyse import analyse
-from tilestream.plan.replan import replan
+from tilestream.plan.predicted import replan
 
 H200 = devices.get("h200")
 

@@ -18,7 +18,7 @@ from tilestream.plan.cache import plan_from_json, plan_to_json
 from tilestream.plan.candidates import FALLBACK, Candidate, Plan, fallback_of
 from tilestream.plan.cost import predict
 from tilestream.plan.finalists import STUCK, finalists, simulated
-from tilestream.plan.replan import by_strategy, predictions, replan
+from tilestream.plan.predicted import by_strategy, predictions, replan
 
 H200 = devices.get("h200")
 UNMEASURED = Options(measure=False, cache=False)

@@ -13,7 +13,7 @@ from tilestream.devices import get
 from tilestream.options import Options
 from tilestream.plan.analyse import analyse
 from tilestream.plan.analysis import Analysis
-from tilestream.plan.replan import predictions
+from tilestream.plan.predicted import predictions
 from tilestream.report.explain import Report
 from tilestream.report.parts import INDUCTOR, parts
 

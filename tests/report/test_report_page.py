@@ -18,7 +18,7 @@ from tilestream.bench import analysed
 from tilestream.options import Options
 from tilestream.plan.analyse import analyse
 from tilestream.plan.analysis import Analysis
-from tilestream.plan.replan import replan
+from tilestream.plan.predicted import replan
 from tilestream.report import headline, html, whole
 from tilestream.report.explain import Report
 from tilestream.report.groups import groups

@@ -21,8 +21,8 @@ from tilestream.options import Options
 from tilestream.plan.analyse import analyse
 from tilestream.plan.analysis import Analysis
 from tilestream.plan.parts import RegionAnalysis
-from tilestream.plan.replan import predictions as by_strategy
-from tilestream.plan.replan import replan
+from tilestream.plan.predicted import predictions as by_strategy
+from tilestream.plan.predicted import replan
 from tilestream.report import whole
 from tilestream.report.explain import Report
 from tilestream.run import prepare

@@ -46,8 +46,8 @@ class Analysis:
     device: str
     options: Options
     graphs: tuple[GraphAnalysis, ...]
-    regions: tuple[RegionAnalysis, ...]
-    exclusions: tuple[Excluded, ...]
+    regions: tuple[RegionAnalysis, ...] = ()
+    exclusions: tuple[Excluded, ...] = ()
     eager: tuple[EagerOp, ...] = ()
     breaks: tuple[str, ...] = ()
     mode: str = ""

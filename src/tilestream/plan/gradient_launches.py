@@ -102,11 +102,13 @@ def apart(sites: Sequence[GradientSite]) -> dict[str, str]:
 
 
 def gradient_launches(sites: Sequence[GradientSite], hardware: Device, maker: Maker) -> list[GradientLaunch]:
-    """The launches of these sites: of each group that is made at once, as many as its blocks need.
+    """The launches of these sites: of each group that is made at once, as many as its blocks need; none of a site that
+    needs more SMs than there are.
 
     No launch waits for itself or for another that waits for it: sites that would make that so are kept apart.
     """
     made: list[GradientLaunch] = []
+    sites = [site for site in sites if _blocks(site) <= hardware.sms]
     joined = _contracted(sites, maker)
     for group in together([_convex(site, joined) for site in sites], lambda node: _origin(node, maker)):
         part: list[GradientSite] = []

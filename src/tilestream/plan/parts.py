@@ -11,6 +11,7 @@ from tilestream.graph.capture import Kind
 from tilestream.graph.selection import Cut, Exclusion
 from tilestream.ir.pipeline import Pipeline
 from tilestream.plan.candidates import Candidate, Plan
+from tilestream.plan.find import Found
 from tilestream.plan.gradient_launches import GradientLaunch
 from tilestream.plan.pairs import Pair
 
@@ -116,7 +117,11 @@ class GraphAnalysis:
 
     kind: Kind
     whole: Share
-    graph: fx.Graph = field(default_factory=fx.Graph, repr=False, compare=False)
+    found: Found = field(repr=False, compare=False)
+
+    @property
+    def graph(self) -> fx.Graph:
+        return self.found.graph.graph
 
 
 @dataclass(frozen=True)

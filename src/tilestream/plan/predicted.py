@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -25,6 +25,7 @@ from tilestream.plan.chain_choice import expected
 from tilestream.plan.chooser import decide
 from tilestream.plan.find import LONE, NO_ROWS, Found, find, is_lone
 from tilestream.plan.gradient_launches import GradientLaunch, question
+from tilestream.plan.gradients import STRATEGY as STATIONARY
 from tilestream.plan.hints import hints
 from tilestream.plan.pairs import Pair
 from tilestream.plan.parts import Excluded, GraphAnalysis, RegionAnalysis, Share
@@ -33,6 +34,8 @@ from tilestream.plan.tails import all_promising
 from tilestream.plan.turned import turned
 from tilestream.plan.whole import inductor_kernels
 
+STRATEGIES = ("vertical", "spatial", "shared", "bulk")
+
 
 def of_graphs(
     model: Callable[..., Any], captured: Captured, options: Options, device: Device, training: bool = False
@@ -40,38 +43,79 @@ def of_graphs(
     """The analysis of captured graphs."""
     if training:
         options = options.with_(constant_weights=False)  # steps of training change them
-    graphs: list[GraphAnalysis] = []
+    graphs = []
+    for graph, kind in zip(captured.graphs, captured.kinds, strict=True):
+        found = find(graph, kind, options, device)
+        compute = [n for n in graph.graph.nodes if computes(n) and not is_ours(n)]
+        graphs.append(GraphAnalysis(kind, Share(len(compute), sum(map(flops.of_node, compute))), found))
+    made = Analysis(
+        model=str(getattr(model, "__name__", type(model).__name__)),
+        device=device.name,
+        options=options,
+        graphs=tuple(graphs),
+        eager=captured.eager,
+        breaks=captured.breaks,
+        mode=("train" if model.training else "eval") if isinstance(model, torch.nn.Module) else "",
+        training=training,
+        hints=hints(model, captured, training),
+        tf32=torch.get_float32_matmul_precision() != "highest",
+    )
+    return replan(made, device)
+
+
+def replan(analysis: Analysis, device: Device | None = None, strategy: str | None = None) -> Analysis:
+    """What was found planned for another device, by another strategy, or both; predictions only.
+
+    A region that has no pipeline of ``strategy`` has no plan, and is Inductor's. Sums of gradients are planned by no
+    strategy.
+    """
+    device = device or analysis.hardware
+    assert device is not None
+    options = analysis.options if strategy is None else analysis.options.with_(strategy=strategy)
     regions: list[RegionAnalysis] = []
     exclusions: list[Excluded] = []
-    for index, (graph, kind) in enumerate(zip(captured.graphs, captured.kinds, strict=True)):
-        found = find(graph, kind, options, device)
-        if kind == "inference" and options.target != "reference":
+    for index, graph in enumerate(analysis.graphs):
+        found = graph.found
+        if graph.kind == "inference" and options.target != "reference":
             found = found.with_tails(all_promising(found, options, device))
-        compute = [n for n in graph.graph.nodes if computes(n) and not is_ours(n)]
-        graphs.append(GraphAnalysis(kind, Share(len(compute), sum(map(flops.of_node, compute))), graph.graph))
-        prefix = f"graph{index}." if len(captured.graphs) > 1 else ""
-        regions += [numbered(made, index, prefix) for made in _planned(found, options, device)]
+        prefix = f"graph{index}." if len(analysis.graphs) > 1 else ""
+        regions += [numbered(made, index, prefix) for made in _planned(found, options, device, analysis.tf32)]
         summed = {node for site in found.sites for node in site.nodes}
         exclusions += [
             Excluded(e.op, e.source, e.reason, module_path(node), flops.of_node(node), index)
             for node, e in zip(found.outside, found.exclusions, strict=True)
             if node not in summed
         ]
-    return Analysis(
-        model=str(getattr(model, "__name__", type(model).__name__)),
+    return replace(
+        analysis,
         device=device.name,
+        hardware=device,
         options=options,
-        graphs=tuple(graphs),
         regions=tuple(regions),
         exclusions=tuple(exclusions),
-        eager=captured.eager,
-        breaks=captured.breaks,
-        mode=("train" if model.training else "eval") if isinstance(model, torch.nn.Module) else "",
-        training=training,
-        hints=hints(model, captured, training),
-        tf32=_tf32(),
-        hardware=device,
+        measured_us=None,
+        inductor_measured_us=None,
     )
+
+
+def by_strategy(analysis: Analysis) -> dict[str, Analysis]:
+    """``analysis`` by each strategy that has a pipeline for any of its regions; the plan it has by ``auto`` first."""
+    own = str(analysis.options.strategy)
+    if own != "auto":
+        return {own: analysis}
+    made = {name: replan(analysis, strategy=name) for name in STRATEGIES}
+    return {own: analysis} | {name: a for name, a in made.items() if any(map(_has_a_choice, a.regions))}
+
+
+def _has_a_choice(region: RegionAnalysis) -> bool:
+    return region.plan is not None and region.program.strategy != STATIONARY
+
+
+def predictions(analysis: Analysis) -> dict[str, float]:
+    """Strategy to predicted microseconds of the whole model; ``inductor``: with no pipeline at all."""
+    found = {name: us for name, a in by_strategy(analysis).items() if (us := a.predicted_us) is not None}
+    other = analysis.inductor_predicted_us
+    return found if other is None else {**found, "inductor": other}
 
 
 @dataclass(frozen=True)
@@ -80,6 +124,7 @@ class Predicted:
 
     options: Options
     device: Device
+    tf32: bool
     alone: bool
 
     def region(self, cut: Cut) -> RegionAnalysis:
@@ -91,7 +136,7 @@ class Predicted:
             elif options.target != "reference" and is_lone(region, options):
                 problem = LONE
             else:
-                shown = partial(_inductor_us, cut.nodes, self.device, not self.alone)
+                shown = partial(_inductor_us, cut.nodes, self.device, self.tf32, not self.alone)
                 plan = planner.plan(region.program, region.rows, self.device, options, turned=copied, fallback_us=shown)
         except TilestreamError as failure:
             problem = str(failure)
@@ -105,21 +150,17 @@ class Predicted:
         return expected(pair.joined, pair.launch.rows, self.device, self.options, apart_us)
 
 
-def _planned(found: Found, options: Options, device: Device) -> list[RegionAnalysis]:
+def _planned(found: Found, options: Options, device: Device, tf32: bool) -> list[RegionAnalysis]:
     """Plans of a graph, each region chosen against what Inductor makes of it where others stream; if none of them does,
     against what Inductor makes of the graph as it is."""
     made: list[RegionAnalysis] = []
     for alone in (False, True) if len(found.cuts) + len(found.sites) > 1 else (True,):
-        made = plan_graph(found, Predicted(options, device, alone), device, options.target)
+        made = plan_graph(found, Predicted(options, device, tf32, alone), device, options.target)
         if any(r.plan is not None and r.plan.chosen.pipeline is not None for r in made):
             break
     return made
 
 
-def _inductor_us(nodes: Sequence[fx.Node], device: Device, epilogues: bool) -> float:
-    """What is shown of Inductor's kernels of operators, as torch is set."""
-    return inductor_kernels(nodes, device, _tf32(), epilogues=epilogues).predicted_us
-
-
-def _tf32() -> bool:
-    return torch.get_float32_matmul_precision() != "highest"
+def _inductor_us(nodes: Sequence[fx.Node], device: Device, tf32: bool, epilogues: bool) -> float:
+    """What is shown of Inductor's kernels of operators."""
+    return inductor_kernels(nodes, device, tf32, epilogues=epilogues).predicted_us

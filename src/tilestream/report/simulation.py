@@ -16,7 +16,7 @@ from tilestream.ir.pipeline import Pipeline
 from tilestream.ir.plain import by_rows
 from tilestream.plan.analysis import Analysis
 from tilestream.plan.candidates import rejections
-from tilestream.plan.replan import by_strategy
+from tilestream.plan.predicted import by_strategy
 from tilestream.report import launches, whole
 from tilestream.report.explain import as_text
 from tilestream.report.words import microseconds, size

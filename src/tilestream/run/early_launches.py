@@ -23,7 +23,8 @@ from tilestream.options import Options
 from tilestream.run.few_queries import FEW_QUERIES
 from tilestream.run.grouped_queries import is_attention
 from tilestream.run.operator import REGION
-from tilestream.run.spec import decode, encode
+from tilestream.run.place import SPEC
+from tilestream.run.spec import RegionSpec, encode
 from tilestream.run.whole import is_written
 
 aten = torch.ops.aten
@@ -54,9 +55,8 @@ def start_early(graph: fx.GraphModule, options: Options) -> int:
 
 
 def _starts_early(call: fx.Node) -> bool:
-    tensors, sizes, text = call.args
-    assert isinstance(text, str)
-    spec = decode(text)
+    tensors, sizes, _ = call.args
+    spec: RegionSpec = call.meta[SPEC]
     given = spec.merged(tensors, sizes)  # pyright: ignore[reportArgumentType]
     if not (kernel_of(spec.pipeline).starts_early and all(_rests(given[o.index]) for o in spec.parameters)):
         return False

@@ -29,6 +29,9 @@ from tilestream.run.spec import RegionSpec, encode, spec_of, sums_spec
 
 log = logging.getLogger(__name__)
 
+SPEC = "tilestream.spec"
+"""In the ``meta`` of a call: what it says as text."""
+
 
 def place(
     owner: fx.GraphModule,
@@ -67,7 +70,6 @@ class Calls:
         self._owner, self._graph = owner, owner.graph
         self._now = {n.name: n for n in owner.graph.nodes}
         self._replaced: list[fx.Node] = []
-        self._specs: list[str] = []
 
     def of_region(self, cut: Cut, pipeline: Pipeline, kind: str, constant: bool = False) -> Region:
         """One call in the place of a region, which gets an argument for each size that its results need.
@@ -79,7 +81,7 @@ class Calls:
             PlanError: as ``spec_of``.
         """
         region = with_sizes(cut.region, self._owner)
-        spec = encode(spec_of(region, pipeline, kind, constant))
+        spec = spec_of(region, pipeline, kind, constant)
         arguments = [self._now[name] for name in region.arguments]
         with self._graph.inserting_before(cut.nodes[-1]):
             made = self._call(arguments, spec, [o.meta["val"] for o in cut.outputs], cut.outputs[-1])
@@ -92,7 +94,7 @@ class Calls:
         last = launch.sites[-1].product
         with self._graph.inserting_before(last):
             operands = self._operands(launch, launch.operands)
-            made = self._call(operands, encode(spec), results_like(spec, last.meta["val"]), last)
+            made = self._call(operands, spec, results_like(spec, last.meta["val"]), last)
             self._instead(dict(zip(launch.results.values(), made, strict=True)), launch.nodes)
 
     def of_chain(self, chain: ChainCalls) -> None:
@@ -108,31 +110,30 @@ class Calls:
             for spec, takes in chain.calls:
                 taken = [given[n] if isinstance(n, int) else have[n] for n in takes]
                 fakes = results_like(spec, last.meta["val"], {n: own[n].meta["val"] for n in chain.pair.wanted})
-                made = self._call(taken, encode(spec), fakes, last)
+                made = self._call(taken, spec, fakes, last)
                 have |= {r.tensor: node for r, node in zip(spec.results, made, strict=True)}
             self._instead({node: have[name] for name, node in results.items()}, (*cut.nodes, *launch.nodes))
 
     def settle(self) -> None:
         """Bring the graph into a legal order, without what nobody reads any more."""
-        if self._specs:
+        if self._replaced:
             for node in reversed(self._replaced):
                 if not node.users:
                     self._graph.erase_node(node)
             join_maxima(self._graph)
             from_pixels(self._graph)
             settle(self._owner, sort=True)
-        log.info("%d calls are placed, %d of them different", len(self._specs), len({*self._specs}))
+        log.info("%d operators are in calls", len(self._replaced))
 
-    def _call(self, given: Sequence[fx.Node], spec: str, made: Sequence[Tensor], like: fx.Node) -> list[fx.Node]:
+    def _call(self, given: Sequence[fx.Node], spec: RegionSpec, made: Sequence[Tensor], like: fx.Node) -> list[fx.Node]:
         """A call with tensors and sizes as ``given``, and its results; these are like ``made``."""
         tensors = [a for a in given if isinstance(a.meta["val"], Tensor)]
         sizes = [a for a in given if not isinstance(a.meta["val"], Tensor)]
-        call = self._graph.call_function(REGION, (tensors, sizes, spec))
-        call.meta = {"val": list(made), "stack_trace": like.meta.get("stack_trace")}
+        call = self._graph.call_function(REGION, (tensors, sizes, encode(spec)))
+        call.meta = {"val": list(made), "stack_trace": like.meta.get("stack_trace"), SPEC: spec}
         results = [self._graph.call_function(operator.getitem, (call, index)) for index in range(len(made))]
         for result, fake in zip(results, made, strict=True):
             result.meta = {"val": fake}
-        self._specs.append(spec)
         return results
 
     def _operands(self, launch: GradientLaunch, wanted: Collection[str]) -> list[fx.Node]:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # the command line's help needs neither torch nor the planner
     from tilestream.plan.whole import WholePlan
 
 STRATEGIES = ("vertical", "spatial", "shared", "bulk")
-"""As ``plan.replan.STRATEGIES``."""
+"""As ``plan.predicted.STRATEGIES``."""
 
 PAPER = "paper:"
 DESIGNS = tuple(PAPER + name for name in ("bulk", "vertical", "kitsune", "deep", "whole", "mixed"))
@@ -185,7 +185,7 @@ def _designs(group: Sequence[Point]) -> Iterator[tuple[Point, Outcome]]:
 
 def _plans(group: Sequence[Point]) -> dict[Point, Planned]:
     """Points of the compiler's plans, of one model on one device."""
-    from tilestream.plan.replan import by_strategy
+    from tilestream.plan.predicted import by_strategy
 
     found = _analysed(group[0])
     plans = {name: a.whole for name, a in by_strategy(found).items() if not a.empty}
