@@ -117,3 +117,16 @@ def test_sums_of_gradients_have_a_prediction_like_any_pipeline() -> None:
     """It was a bare TypeError."""
     made = predict(STATIONARY, 65_536, H200)
     assert made.us > 0 and made.launches[0].limit in ("tensor", "dram", "l2")
+
+
+def test_a_training_step_is_planned_anew_for_another_device() -> None:
+    """Weight gradients stayed on the device that they were made for, and had no time on another."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 96), nn.ReLU(), nn.Linear(96, 64)).bfloat16().to("meta")
+    x = torch.empty(65_536, 64, dtype=torch.bfloat16, device="meta", requires_grad=True)
+    there = devices.get("a100")
+    made, right = (analyse(model, (x,), UNMEASURED, device, training=True) for device in (H200, there))
+    moved = replan(made, there)
+    assert moved.predicted_us == right.predicted_us
+    assert [(r.name, r.runner()) for r in moved.regions] == [(r.name, r.runner()) for r in right.regions]
+    assert "weight gradients" in {r.kind for r in moved.regions}
