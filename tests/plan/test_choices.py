@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+
 import pytest
 import torch
 from closed_form_cases import STATIONARY
@@ -130,3 +132,14 @@ def test_a_training_step_is_planned_anew_for_another_device() -> None:
     assert moved.predicted_us == right.predicted_us
     assert [(r.name, r.runner()) for r in moved.regions] == [(r.name, r.runner()) for r in right.regions]
     assert "weight gradients" in {r.kind for r in moved.regions}
+
+
+@pytest.mark.parametrize("model", ["chain", "policy_value", "gated_ffn"])
+def test_no_device_that_is_better_in_a_number_is_slower(model: str) -> None:
+    """Of few tiles, as many as there are SMs were taken to load side by side: eight times the SMs took 1.41 times as
+    long. And weights streamed before all else that a CTA does: with twice the tensor cores a chain took 1.20 times."""
+    benchmark = importlib.import_module("benchmarks.fit.scaled_devices")
+    for made, steps in benchmark.cases([model], [4096]):
+        assert all(c.factor <= benchmark.TOLERANCE for c in made)
+        slower = {(s.device, s.better): (s.factor, s.kept_factor) for s in steps}
+        assert len(slower) == 15 and max(map(max, slower.values())) <= benchmark.TOLERANCE, slower

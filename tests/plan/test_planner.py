@@ -173,7 +173,7 @@ def test_recipes_that_cut_alike_share_the_cut(monkeypatch: pytest.MonkeyPatch):
     assert len(cuts) == 2  # as it is, and by chunks
     planner.proposals(program, 8192, H200, Options())
     assert len(cuts) == 2, "nor is it made again at other rows"
-    for recipe, candidate in zip(recipes.recipes(program, Options()), made, strict=False):
+    for recipe, candidate in zip(recipes.recipes(program, Options(), H200), made, strict=False):
         if candidate.pipeline is not None:
             assert candidate.pipeline == apply(recipe.passes(H200), program)
 

@@ -121,3 +121,9 @@ def tiles_of(rows: int, p: Pipeline | Stage) -> int:
 def steps_of(stage: Stage, rows: int) -> int:
     """Steps of the busiest replica: whole steps of ``tiles_per_step`` tiles, dealt round-robin."""
     return ceil(ceil(tiles_of(rows, stage) / stage.tiles_per_step) / stage.replicas)
+
+
+def at_once(stage: Stage, rows: int) -> int:
+    """Replicas at work at once, the mean over the steps of the busiest one: some have no tile, or none in the last
+    round."""
+    return ceil(ceil(tiles_of(rows, stage) / stage.tiles_per_step) / steps_of(stage, rows))

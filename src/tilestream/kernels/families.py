@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from tilestream.devices import Device
 from tilestream.ir.once import once
 from tilestream.ir.pipeline import Pipeline, Stage
-from tilestream.kernels.costs import StageCost
 from tilestream.kernels.gradients.kernel import BackwardKernel, StationaryKernel
 from tilestream.kernels.kernel import Footprint, Kernel
 from tilestream.kernels.product.shared_tile.kernel import SharedTileKernel
@@ -31,8 +29,3 @@ def why_no_kernel(pipeline: Pipeline) -> str:
 def footprint(stage: Stage, pipeline: Pipeline, limit: int = SHARED_LIMIT) -> Footprint:
     """``Kernel.footprint`` of a stage of a launch."""
     return kernel_of(pipeline).footprint(stage, limit)
-
-
-def stage_cost(stage: Stage, pipeline: Pipeline, device: Device) -> StageCost:
-    """``Kernel.stage_cost`` of a stage of a launch."""
-    return kernel_of(pipeline).stage_cost(stage, device)

@@ -11,9 +11,8 @@ from typing import ClassVar
 from tilestream.devices import Device
 from tilestream.errors import QueueTimeout, TilestreamError, VerifyError
 from tilestream.ir.pipeline import Pipeline, Stage
-from tilestream.kernels.costs import ClosedForm, LaunchCost, StageCost
+from tilestream.kernels.costs import ClosedForm, LaunchCost
 from tilestream.kernels.parts.source import Call, KernelSource, Part, Space
-from tilestream.kernels.stream.stage_cost import stage_cost
 from tilestream.kernels.stream.tables import PackSpec
 
 LOST = "the CUDA context is lost: restart the process; report this message"
@@ -103,10 +102,6 @@ class Kernel(ABC):
     def clusters(self, limit: int) -> tuple[int, int]:
         """Clusters that must be resident at once, and CTAs of each; none where only CTAs must."""
         return 0, 1
-
-    def stage_cost(self, stage: Stage, device: Device) -> StageCost:
-        """One step of ``stage`` on one SM."""
-        return stage_cost(stage, self.launch, device)
 
     def cost(self, rows: int, device: Device) -> LaunchCost | None:
         """What a launch takes where that is a closed form; None where its stages say it."""

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from tilestream.devices import Device
 from tilestream.ir.launches import cut_at_dram
 from tilestream.ir.pipeline import DTYPE_BYTES, Pipeline, Residency, Stage, TileOp
-from tilestream.ir.sizes import steps_of, tiles_of, weight_bytes
+from tilestream.ir.sizes import at_once, steps_of, tiles_of, weight_bytes
 from tilestream.ir.taps import Tap
 from tilestream.ir.traffic import Traffic, dram_of, l2_of, traffic
 from tilestream.kernels.costs import LaunchCost, StageCost, overlapped
-from tilestream.kernels.families import kernel_of, stage_cost
+from tilestream.kernels.families import kernel_of
+from tilestream.kernels.stream.stage_cost import stage_cost
 from tilestream.simulator.library import Cache, bulk_kernels, seconds
 
 __all__ = ["LaunchCost", "Prediction", "StageCost", "Traffic", "predict", "product_bound_us", "stage_cost", "traffic"]
@@ -87,7 +88,7 @@ def _read(tile: str, made: dict[str, TileOp], depth: int) -> int:
 
 
 def _launch(launch: Pipeline, rows: int, device: Device) -> LaunchCost:
-    costs = {s.name: stage_cost(s, launch, device) for s in launch.stages}
+    costs = {s.name: stage_cost(s, launch, device, at_once(s, rows)) for s in launch.stages}
     busy = {s.name: steps_of(s, rows) * costs[s.name].step_s for s in launch.stages}
     slowest = max(busy, key=lambda n: busy[n])
     stages_s = max(busy[slowest], _ring_bound(launch, costs, rows, device))

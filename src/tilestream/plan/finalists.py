@@ -13,6 +13,7 @@ from dataclasses import replace
 from tilestream.devices import Device
 from tilestream.plan import margins
 from tilestream.plan.candidates import FALLBACK, Candidate, prediction_of
+from tilestream.plan.recipes import HALF
 from tilestream.plan.shown import pipeline_us
 
 STUCK = "the simulator cannot bring it to its end on this device"
@@ -21,10 +22,12 @@ Shown = Callable[[], float | None]
 
 
 def finalists(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """The ``margins.EACH_SHOWN`` best of every strategy by prediction, among those that are legal."""
+    """The ``margins.EACH_SHOWN`` best legal ones by prediction of every strategy, and of it on half of the SMs."""
     legal = sorted((c for c in candidates if c.pipeline is not None and not c.rejected), key=prediction_of)
-    strategies = dict.fromkeys(c.strategy for c in legal)
-    return [c for name in strategies for c in [c for c in legal if c.strategy == name][: margins.EACH_SHOWN]]
+    kinds: dict[tuple[str, bool], list[Candidate]] = {}
+    for c in legal:
+        kinds.setdefault((c.strategy, c.detail.endswith(HALF)), []).append(c)
+    return [c for kind in kinds.values() for c in kind[: margins.EACH_SHOWN]]
 
 
 def simulated(

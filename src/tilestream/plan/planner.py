@@ -147,7 +147,7 @@ def _proposals(
     before: dict[Pipeline, Candidate] = {}
     shared = few_rows.recipes(program, rows, device, options) if options.strategy in ("auto", few_rows.STRATEGY) else []
     tiled = many_rows.recipes(program, rows, options)
-    for recipe in (*recipes(program, options), *tiled, *shared):
+    for recipe in (*recipes(program, options, device), *tiled, *shared):
         make = partial(apply, recipe.passes(device, options.queue_depth), program)
         if isinstance(recipe, Recipe):
             make = partial(_by_parts, recipe, program, device, options.queue_depth)

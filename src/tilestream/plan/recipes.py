@@ -5,8 +5,8 @@ Those that depend on the rows have files of their own: ``few_rows`` and ``many_r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 from tilestream.devices import Device
@@ -34,6 +34,9 @@ from tilestream.plan.passes.verified import Pass, verified
 
 KERNEL_A_LAYER = "bulk"
 IN_PLACE = "wide layers in place"
+HALF = "half of the SMs"
+FEW_LAUNCHES = 2.0
+"""An H200's L2 fills the shared memory of its 132 SMs in 3.4 us, which is 1.4 of its launches; an A100's takes 1.6."""
 COLUMNS = (64, 128)
 """Of a layer that is spread over SMs, those that one of them makes."""
 
@@ -41,7 +44,7 @@ COLUMNS = (64, 128)
 @dataclass(frozen=True)
 class Recipe:
     """How one candidate is made: the splitting pass, steps of room in its queues, placements by preference, products
-    in flight, and whether weights stay where they fit."""
+    in flight, whether weights stay where they fit, and which part of the SMs it runs on: all, a half."""
 
     strategy: str
     split: Callable[..., Pipeline]
@@ -50,6 +53,7 @@ class Recipe:
     dims: tuple[int, ...] = (0, 1)
     in_flight: int = 2
     resident: bool = True
+    parts: int = 1
 
     def passes(self, device: Device, queue_depth: int | None = None) -> tuple[Pass, ...]:
         """What turns a program into this candidate, in order; the last one raises where it is not legal."""
@@ -59,15 +63,16 @@ class Recipe:
     def cut_key(self) -> Hashable:
         """Equal for recipes that cut a program in the same way."""
         if isinstance(self.split, partial):
-            return self.split.func, self.split.args, tuple(sorted(self.split.keywords.items()))
-        return self.split
+            return self.parts, self.split.func, self.split.args, tuple(sorted(self.split.keywords.items()))
+        return self.parts, self.split
 
     def cut(self, device: Device) -> tuple[Pass, ...]:
         """The passes as far as the one that cuts the program into stages, which searches for the best cuts."""
-        return remove_dead_ops, merge_common_ops, order_memory_ops, partial(self.split, device=device)
+        return remove_dead_ops, merge_common_ops, order_memory_ops, partial(self.split, device=self._on(device))
 
     def behind_cut(self, device: Device, queue_depth: int | None) -> tuple[Pass, ...]:
         """The passes that say how the stages run."""
+        device = self._on(device)
         return (
             partial(choose_placement, device=device, dims=self.dims),
             partial(choose_residency, device=device, resident=self.resident),
@@ -77,8 +82,12 @@ class Recipe:
             partial(verified, device=device),
         )
 
+    def _on(self, device: Device) -> Device:
+        """The part of a device that the candidate is made for."""
+        return device if self.parts == 1 else device.with_sms(device.sms // self.parts)
 
-def recipes(program: Pipeline, options: Options) -> list[Recipe]:
+
+def recipes(program: Pipeline, options: Options, device: Device) -> list[Recipe]:
     """What is tried under ``options.strategy``: with ``auto``, everything, but queues of one depth, and no layers by
     columns, which were faster than vertical for few rows of wide layers, and never than Inductor."""
     linears = sum(op.kind == "linear" for stage in program.stages for op in stage.ops)
@@ -107,6 +116,8 @@ def recipes(program: Pipeline, options: Options) -> list[Recipe]:
         KERNEL_A_LAYER: [Recipe(KERNEL_A_LAYER, split_bulk)],
         few_rows.STRATEGY: [],  # they depend on the rows: ``proposals`` has them
     }
+    for name in ("vertical", "spatial"):
+        every[name] += _on_half(every[name], device)
     if options.strategy != "auto":
         return every[options.strategy]
     return [recipe for group in every.values() for recipe in group]
@@ -126,6 +137,14 @@ def _by_columns(program: Pipeline) -> list[Recipe]:
         for dims in ((1,), (0,))
         if widest > columns
     ]
+
+
+def _on_half(made: Sequence[Recipe], device: Device) -> list[Recipe]:
+    """The same on half of the SMs, where filling the memory of each takes the L2 more than ``FEW_LAUNCHES`` launches: a
+    kernel that the memory bounds loses nothing by that. No GPU that exists has as many."""
+    if device.sms * device.shared_bytes_per_cta <= FEW_LAUNCHES * device.launch_s * device.l2_shared_bytes_per_s:
+        return []
+    return [replace(r, parts=2, detail=", ".join(filter(None, (r.detail, HALF)))) for r in made]
 
 
 def _in_place(program: Pipeline) -> list[Recipe]:

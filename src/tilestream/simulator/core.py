@@ -241,7 +241,7 @@ def _work(cta, s, now, kind, stages, servers, ctas, events, log):
     sm, count = ctas[cta].sm, len(ctas)
     end = now
     tensor, simt = stages[s].tensor, stages[s].simt
-    part = (tensor + simt) / PARTS
+    part = (tensor + simt + stages[s].own) / PARTS
     if kind == TENSOR and tensor > 0:
         at = _serve(servers.free, TENSOR_OF + PER_SM * sm, now, tensor)
         _note(servers, USE_TENSOR, at - tensor, at)
@@ -256,6 +256,7 @@ def _work(cta, s, now, kind, stages, servers, ctas, events, log):
         if not stages[s].overlap:
             log.waits[s, ON_PIPE] += at - simt - now
         end = max(end, at)
+    end += stages[s].own
     late, limit = ctas[cta].late + part, ctas[cta].late_limit
     if late > end:
         log.waits[s, limit] += late - end

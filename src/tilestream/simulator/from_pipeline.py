@@ -2,8 +2,8 @@
 
 A replica is one CTA alone on its SM, and its tile is a step: one tile for each of two warpgroups, which share the
 pipes side by side, or one tile for both. How long a step takes with everything at hand is the cost model's
-(``stage_cost``). What of it neither pipe explains (epilogues that nothing covers, waits for chunks and pages) is its
-latency.
+(``stage_cost``). What of it neither pipe explains (epilogues that nothing covers, waits for chunks and pages) is the
+CTA's own, beside its loads.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from tilestream.ir.axes import ROWS
 from tilestream.ir.launches import cut_at_dram
 from tilestream.ir.pipeline import Pipeline, Queue, Residency, Stage, Transport
 from tilestream.ir.plain import by_rows
-from tilestream.ir.sizes import bytes_of, in_places, loaded_bytes, phases, table_bytes, tiles_of, weight_bytes
+from tilestream.ir.sizes import at_once, bytes_of, in_places, loaded_bytes, phases, table_bytes, tiles_of, weight_bytes
 from tilestream.kernels.costs import overlapped
-from tilestream.kernels.families import stage_cost
+from tilestream.kernels.stream.stage_cost import stage_cost
 from tilestream.simulator.from_axes import mesh_workload
 from tilestream.simulator.library import Cache, bulk_kernels, launches
 from tilestream.simulator.tables import compute_s
@@ -66,13 +66,13 @@ def _stage(stage: Stage, launch: Pipeline, rows: int, device: Device, loaded: se
     streamed = stage.residency is Residency.STREAMED
     work = _work(stage, launch, rows, loaded)
     work = replace(work.scaled(per_step), l2_shared_read=weights if streamed else 0)
-    sharing = sum(s.replicas for s in launch.stages)
-    cost = stage_cost(stage, launch, device)
+    sharing = sum(at_once(s, rows) for s in launch.stages)
+    cost = stage_cost(stage, launch, device, at_once(stage, rows))
     work = replace(work, l2_write=work.l2_write + cost.scattered)
     compute = cost.step_s - cost.queue_s  # queues are simulated
     memory = sharing * (work.dram_read + work.dram_write) / device.dram_bytes_per_s
     late = overlapped(compute, memory) - max(compute, memory)
-    work = replace(work, latency_s=max(0.0, compute - max(compute_s(work, device))) + late)
+    work = replace(work, own_s=max(0.0, compute - max(compute_s(work, device))) + late)
     steps = ceil(tiles_of(rows, stage) / per_step)
     ctas = max(1, min(stage.replicas, steps))
     return SimStage(

@@ -23,7 +23,7 @@ STAGE = np.dtype(
         *_fields(np.int64, "tiles", "ctas", "first_tile", "first_cta", "overlap"),
         *_fields(np.int64, "out_ring_first", "out_ring_stop", "out_edge_first", "out_edge_stop"),
         *_fields(np.int64, "in_edge_first", "in_edge_stop"),
-        *_fields(np.float64, "tensor", "simt", "latency", "once_compute"),
+        *_fields(np.float64, "tensor", "simt", "own", "latency", "once_compute"),
         *((name, np.float64, (3,)) for name in ("load", "store", "once")),
     ],
     align=True,
@@ -154,7 +154,7 @@ def build(launch: SimLaunch, device: Device, placement: Placement, whole: SimLau
     for record, stage in zip(stages, launch.stages, strict=True):
         record["tiles"], record["ctas"], record["overlap"] = stage.tiles, stage.ctas, stage.overlap
         record["tensor"], record["simt"] = compute_s(stage.work, device)
-        record["latency"] = stage.work.latency_s
+        record["latency"], record["own"] = stage.work.latency_s, stage.work.own_s
         record["load"], record["store"] = memory_s(stage.work, device)
         record["once"] = sum(memory_s(stage.once, device))
         record["once_compute"] = sum(compute_s(stage.once, device)) + stage.once.latency_s

@@ -27,7 +27,8 @@ class TileWork:
 
     ``tensor_flops`` run at the share ``tensor_share`` of the rate of ``dtype`` (small tiles, padded ones) and keep the
     tensor pipe busy for as long; ``simt_ops`` are issued fp32 lane operations and ``sfu_ops`` those of the special
-    function unit; bytes are read and written at each level. ``latency_s`` is what nothing can hide.
+    function unit; bytes are read and written at each level. ``own_s`` is work of the CTA that keeps no pipe busy,
+    beside its loads as the pipes' work is; ``latency_s`` is what nothing can hide.
     ``l2_read`` and ``l2_write`` are all bytes between the SM and the L2, those that go on to DRAM included;
     ``l2_shared_read`` are further reads of lines that all SMs take at about the same time (weights); the L2 serves them
     once for ``multicast`` CTAs of a cluster. Payloads of queues are not counted here: the simulator adds them.
@@ -42,6 +43,7 @@ class TileWork:
     dram_read: float = 0.0
     dram_write: float = 0.0
     latency_s: float = 0.0
+    own_s: float = 0.0
     l2_shared_read: float = 0.0
     tensor_share: float = 1.0
     multicast: float = 1.0

@@ -88,13 +88,15 @@ def takes_of(
     products_s: Sequence[float],
     passes_s: Sequence[Sequence[float]],
     device: Device,
+    loading: int,
 ) -> list[Take]:
     """What a consumer of a tile does in order.
 
     Args:
         products_s: of each step, its product. passes_s: of each step, its passes.
+        loading: CTAs that load side by side, as ``Arrivals`` has it.
     """
-    arrivals = Arrivals(schedule, pipeline, device)
+    arrivals = Arrivals(schedule, pipeline, device, loading)
     made: list[Take] = []
     for step, product_s, each_s in zip(schedule.steps, products_s, passes_s, strict=True):
         made += _spread(arrivals.of(product_chunks(schedule, step)), product_s)
@@ -111,18 +113,18 @@ def _spread(chunks: Iterable[tuple[float, float]], busy_s: float) -> list[Take]:
 
 
 class Arrivals:
-    """Seconds of the loader, and of the memory, for the chunks of a tile one after another."""
+    """Seconds of the loader, and of the memory, for the chunks of a tile one after another.
 
-    def __init__(self, schedule: Schedule, pipeline: Pipeline, device: Device) -> None:
+    ``loading``: CTAs that load side by side, each at its share of the DRAM's rate.
+    """
+
+    def __init__(self, schedule: Schedule, pipeline: Pipeline, device: Device, loading: int = 0) -> None:
         self._schedule, self._pipeline, self._device = schedule, pipeline, device
         self._seen: set[tuple[str, int]] = set()
         self._asked = False
         rings = 2 if schedule.stage.placement.dim == 0 else 1
-        # Both loaders at their CTA's share, where all CTAs load; beside other stages the launch counts the memory. A
-        # stage of one replica has not been dealt to the SMs yet.
+        # Both loaders at their CTA's share, where all CTAs load; beside other stages the launch counts the memory.
         every = len(pipeline.stages) == 1
-        replicas = schedule.stage.replicas
-        loading = replicas if replicas > 1 else device.sms
         self._share_s = rings * CHUNK * loading / device.dram_bytes_per_s if every else 0.0
 
     def of(self, chunks: Iterable[tuple[str, int]]) -> Iterator[tuple[float, float]]:

@@ -29,8 +29,11 @@ from tilestream.kernels.stream.model import Schedule
 INSTRUCTION_BYTES = 16
 
 
-def stage_cost(stage: Stage, pipeline: Pipeline, device: Device) -> StageCost:
+def stage_cost(stage: Stage, pipeline: Pipeline, device: Device, loading: int | None = None) -> StageCost:
     """One step of ``stage`` on one SM. Whether it fits there is not looked at.
+
+    Args:
+        loading: CTAs that share the DRAM's rate; None for all replicas, or a CTA an SM where none have been dealt out.
 
     A stage of which no kernel can be made (dtypes mixed, too wide) still runs on the reference machine and in the
     simulator: its products and its lanes' work are taken one after the other.
@@ -56,7 +59,9 @@ def stage_cost(stage: Stage, pipeline: Pipeline, device: Device) -> StageCost:
     turns = [sm.turns_s(s) for s in steps]
     split = stage.placement.dim == 1
     alone = [product / (1 if split else 2) + turn for product, turn in zip(products, turns, strict=True)]
-    takes = takes_of(schedule, pipeline, alone, [sm.passes_s(s) for s in steps], device)
+    if loading is None:
+        loading = stage.replicas if stage.replicas > 1 else device.sms
+    takes = takes_of(schedule, pipeline, alone, [sm.passes_s(s) for s in steps], device, loading)
     inputs = waits_s(takes, layout.in_slots)
     streamed = stage.residency is Residency.STREAMED
     pages = sum(sm.page_wait_s(s, layout, stage.in_flight) for s in steps) if streamed else 0.0

@@ -9,7 +9,7 @@ from math import ceil
 from tilestream.devices import Device
 from tilestream.ir.pipeline import Pipeline, Stage
 from tilestream.ir.plain import plain
-from tilestream.kernels.costs import ClosedForm, LaunchCost, StageCost
+from tilestream.kernels.costs import ClosedForm, LaunchCost
 from tilestream.kernels.kernel import Footprint, Frame, Kernel, halves
 from tilestream.kernels.parts.mma import specialisation
 from tilestream.kernels.parts.source import Call, KernelSource, Part, Space
@@ -60,23 +60,6 @@ class SharedTileKernel(Kernel):
         made = shared_tile_cost(self.within(device.shared_bytes_per_cta), rows, device)
         loads, exchange = made.loads_s, made.phases.exchange
         return LaunchCost(self.launch.name, (), loads, made.dram_s, loads, exchange, made.total_s, made.limit)
-
-    def stage_cost(self, stage: Stage, device: Device) -> StageCost:
-        """All CTAs work on one tile: a step is all there is between launch and end."""
-        s = self.within(device.shared_bytes_per_cta)
-        made = shared_tile_cost(s, s.tile_rows, device)
-        return StageCost(
-            stage.name,
-            stage.replicas,
-            stage.tiles_per_step,
-            tensor_s=0.0,
-            shared_s=0.0,
-            lane_s=0.0,
-            inputs_s=made.phases.exchange + made.phases.tail,
-            weights_s=made.loads_s,
-            queue_s=0.0,
-            step_s=made.total_s - device.launch_s,
-        )
 
     def _emit(self, stamped: bool, annotate: bool) -> KernelSource:
         return emit(self.launch)

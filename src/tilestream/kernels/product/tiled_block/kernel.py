@@ -8,12 +8,12 @@ from functools import cached_property
 from tilestream.devices import Device
 from tilestream.ir.pipeline import Pipeline, Stage
 from tilestream.ir.plain import plain
-from tilestream.kernels.costs import ClosedForm, LaunchCost, StageCost
+from tilestream.kernels.costs import ClosedForm, LaunchCost
 from tilestream.kernels.kernel import Footprint, Frame, Kernel, halves
 from tilestream.kernels.parts.source import Call, KernelSource, Space
-from tilestream.kernels.product.tiled_block.cost import start_s, tiled_block_cost
+from tilestream.kernels.product.tiled_block.cost import tiled_block_cost
 from tilestream.kernels.product.tiled_block.emit import emit
-from tilestream.kernels.product.tiled_block.model import CLUSTER, ROWS, THREADS, TiledBlock, build, space
+from tilestream.kernels.product.tiled_block.model import CLUSTER, THREADS, TiledBlock, build, space
 from tilestream.kernels.product.tiled_block.params import pack
 from tilestream.kernels.shape import KernelShape, shape_of
 from tilestream.kernels.stream.layout import SHARED_LIMIT
@@ -51,25 +51,6 @@ class TiledBlockKernel(Kernel):
         made = tiled_block_cost(self.within(device.shared_bytes_per_cta), rows, device)
         return LaunchCost(
             self.launch.name, (), made.products_s, made.dram_s, 0.0, made.epilogues_s, made.total_s, made.limit
-        )
-
-    def stage_cost(self, stage: Stage, device: Device) -> StageCost:
-        """A step is a round of all CTAs: as many rows as each has one tile of. A turn has several."""
-        s = self.within(device.shared_bytes_per_cta)
-        turn = s.turn * CLUSTER * ROWS
-        made = tiled_block_cost(s, turn, device)
-        share = stage.replicas * stage.tiles_per_step * stage.tile_rows / turn
-        return StageCost(
-            stage.name,
-            stage.replicas,
-            stage.tiles_per_step,
-            tensor_s=share * made.products_s,
-            shared_s=0.0,
-            lane_s=share * made.epilogues_s,
-            inputs_s=0.0,
-            weights_s=0.0,
-            queue_s=0.0,
-            step_s=share * (made.total_s - start_s(device)),
         )
 
     def _emit(self, stamped: bool, annotate: bool) -> KernelSource:
