@@ -19,9 +19,11 @@ from collected import GROUP, SKIPPED, WHOLE_SUITE, first_line, ordered
 from hypothesis import settings
 from lost_context import leave_if_lost
 from torch import Tensor, fx
+from whole_graphs import check
 
 from tilestream import cuda
 from tilestream.cuda.compile import compiler_version
+from tilestream.graph.rewrites import table
 from tilestream.run import inductor, timing
 
 # The same examples each time, so that a failure is of a change and not of luck. `--hypothesis-profile random` (and
@@ -88,6 +90,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
     logging.getLogger("torch.__trace").addHandler = lambda hdlr: None
+    table.check = check  # after each rewrite of each test
     if config.pluginmanager.has_plugin("dsession"):
         config.pluginmanager.register(Workers())
     if "PYTEST_XDIST_WORKER" in os.environ:

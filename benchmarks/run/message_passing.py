@@ -24,7 +24,7 @@ from torch import Tensor
 from tilestream.apps.dlrm import CRITEO_ROWS
 from tilestream.plan.scatter_cost import BYTES_PER_US
 from tilestream.run import timing
-from tilestream.run.segments import segment_sum, segments
+from tilestream.run.device_ops import segment_sum, segments
 
 ARMS = ("eager", "inductor", "sorted", "sort")
 DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}

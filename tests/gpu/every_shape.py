@@ -49,7 +49,7 @@ from tilestream.ir.pipeline import Pipeline, Role
 from tilestream.kernels.product.sharing import Middle
 from tilestream.plan.passes import tile_block
 from tilestream.plan.passes.share_tile import Split, share_tile
-from tilestream.run.segments import segment_sum, segments
+from tilestream.run.device_ops import segment_sum, segments
 
 ROWS = 300
 Made = tuple[Pipeline, Callable[[], Mapping[str, Tensor]], int]

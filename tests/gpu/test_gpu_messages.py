@@ -14,7 +14,7 @@ from torch import Tensor
 from tilestream.apps.models import MODELS
 from tilestream.cuda import segments as device_segments
 from tilestream.cuda.compile import compile_text
-from tilestream.run import segments
+from tilestream.run import device_ops as segments
 from tilestream.run.backend import tilestream
 
 KERNELS = ("tilestream_sum", "tilestream_starts", "tilestream_keys")
@@ -70,7 +70,7 @@ def test_in_a_cuda_graph() -> None:
 OUTSIDE = """
 import torch
 from tilestream.errors import InputError
-from tilestream.run import segments
+from tilestream.run import device_ops as segments
 index = torch.tensor([0, {bad}, 1], device="cuda")
 for call in ("first", "second"):
     try:

@@ -10,10 +10,10 @@ from modules import Fn, linear
 from places import DOCS
 from torch import nn
 
-from tilestream.graph import norms
 from tilestream.graph.capture import capture
 from tilestream.graph.operators import RULES
 from tilestream.graph.operators.reasons import UNKNOWN
+from tilestream.graph.rewrites import norms
 from tilestream.graph.selection import partition
 
 PAGE = DOCS / "operators.md"

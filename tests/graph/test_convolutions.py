@@ -21,7 +21,9 @@ from tilestream.devices import get
 from tilestream.errors import InputError, VerifyError
 from tilestream.graph.capture import capture
 from tilestream.graph.convolutions import is_convolution
-from tilestream.graph.pixels import from_pixels, to_pixels
+from tilestream.graph.rewrites.pixels import from_pixels, to_pixels
+from tilestream.graph.rewrites.settings import Settings
+from tilestream.graph.rewrites.table import rewrite
 from tilestream.graph.selection import partition
 from tilestream.ir.pipeline import Pipeline, Residency, Role, Shard, Tensor, TileOp
 from tilestream.ir.plain import plain
@@ -41,6 +43,7 @@ from tilestream.kernels.stream.tables import TAPPED, TAPPED_IN_BULK
 from tilestream.options import Options
 from tilestream.plan.analyse import analyse
 from tilestream.plan.cost import product_bound_us
+from tilestream.plan.find import kept_out
 from tilestream.reference.mesh_machine import run_meshes
 from tilestream.reference.ops import FLOAT64
 from tilestream.reference.whole import run_whole
@@ -301,7 +304,8 @@ def test_compiles_without_spills_and_passes_the_lint(bulk: bool) -> None:
 def test_a_bottleneck_is_two_regions_and_its_norms_are_folded() -> None:
     """A 3 x 3 reads its neighbours' results: it begins a region, which the next block's 1 x 1 belongs to."""
     (graph,) = capture(small_resnet(), (images(),)).graphs
-    apart = to_pixels(graph.graph, bulk=False)
+    rewrite(graph, to_pixels, Settings(bulk=False))
+    apart = kept_out(graph.graph)
     found = partition(graph, apart=apart)
     assert [
         sum(name in ("convolution", "aten.linear.default") for name in r.operators) for r in found.regions[:-1]
@@ -355,11 +359,9 @@ def test_a_plan_for_many_pictures_is_none_for_few() -> None:
 def test_undone_where_no_region_takes_it() -> None:
     (graph,) = capture(small_resnet(), (images(),)).graphs
     want = graph(*[n.meta["val"].new_ones(n.meta["val"].shape) for n in graph.graph.find_nodes(op="placeholder")])
-    to_pixels(graph.graph, bulk=False)
+    rewrite(graph, to_pixels, Settings(bulk=False))
     assert any(is_convolution(n) for n in graph.graph.nodes)
-    from_pixels(graph.graph)
-    graph.graph.lint()
-    graph.recompile()
+    rewrite(graph, from_pixels)
     assert not any(is_convolution(n) for n in graph.graph.nodes)
     got = graph(*[n.meta["val"].new_ones(n.meta["val"].shape) for n in graph.graph.find_nodes(op="placeholder")])
     assert [g.shape for g in got] == [w.shape for w in want]

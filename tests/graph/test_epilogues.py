@@ -10,9 +10,10 @@ from eager_regions import trace
 from torch import Tensor, fx, nn
 
 from tilestream.graph.capture import capture
-from tilestream.graph.pixels import to_pixels
+from tilestream.graph.rewrites.operators import PADDED
+from tilestream.graph.rewrites.pixels import to_pixels
+from tilestream.graph.rewrites.table import rewrite
 from tilestream.run import epilogues
-from tilestream.run.pads import PADDED
 
 aten = torch.ops.aten
 
@@ -128,7 +129,7 @@ def test_a_convolution_of_one_pixel_has_the_epilogue(bias: bool):
     with torch.no_grad():
         (graph,) = capture(model, (x,)).graphs
         want, values = model(x), [n.meta["val"] for n in graph.graph.find_nodes(op="placeholder")]
-    to_pixels(graph.graph, bulk=True)
+    rewrite(graph, to_pixels)
     assert epilogues.would_fuse(graph, {}, linears=False)
     assert not epilogues.would_fuse(graph, {"max_autotune": True})
     assert epilogues.fuse(graph, {}) == 2 and not epilogues.would_fuse(graph, {})

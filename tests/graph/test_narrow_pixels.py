@@ -8,8 +8,9 @@ from torch import nn
 
 from tilestream.graph.capture import capture
 from tilestream.graph.convolutions import is_convolution
-from tilestream.graph.narrow_pixels import narrow
-from tilestream.graph.pixels import to_pixels
+from tilestream.graph.rewrites.narrow_pixels import narrow
+from tilestream.graph.rewrites.pixels import to_pixels
+from tilestream.graph.rewrites.table import rewrite
 from tilestream.options import Options
 from tilestream.plan.analyse import analyse
 from tilestream.run.backend import tilestream
@@ -62,7 +63,7 @@ def test_the_window_of_a_resnet() -> None:
         (graph,) = capture(model, (x,)).graphs
     (found,) = [made for n in graph.graph.nodes if (made := narrow(n)) is not None]
     assert (found.made, found.window.out, found.window.kernel) == (24, (112, 112), (7, 1))
-    to_pixels(graph.graph, bulk=True)
+    rewrite(graph, to_pixels)
     graph.graph.lint()
     (made,) = [n for n in graph.graph.nodes if is_convolution(n)]
     taken, weight = (n.meta["val"] for n in made.args[:2])

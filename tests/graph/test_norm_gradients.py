@@ -21,9 +21,12 @@ from tilestream.graph.capture import capture
 from tilestream.graph.cut import Cutter
 from tilestream.graph.nodes import aten, packet
 from tilestream.graph.operators.backward import SIGMOID_IS_ONE
-from tilestream.graph.row_sums import own_operands
+from tilestream.graph.rewrites.row_sums import copy_sums_operands
+from tilestream.graph.rewrites.settings import Settings
+from tilestream.graph.rewrites.table import rewrite
 from tilestream.ir.pipeline import Pipeline, Role
 from tilestream.plan.analyse import analyse
+from tilestream.plan.find import kept_out
 from tilestream.plan.parts import RegionAnalysis
 from tilestream.run import prepare
 
@@ -136,7 +139,7 @@ def _kinds(region: RegionAnalysis) -> list[str]:
 
 
 def graphs(module: nn.Module, *inputs: Tensor) -> list[fx.GraphModule]:
-    return list(capture(module, inputs, training=True, partition=Cutter(1)).graphs)
+    return list(capture(module, inputs, training=True, partition=Cutter(Settings(1))).graphs)
 
 
 def ops(graph: fx.GraphModule) -> list[Any]:
@@ -175,7 +178,8 @@ def test_sums_over_rows_have_operators_of_their_own() -> None:
     module = Chain([nn.LayerNorm(WIDTH), F.silu]).bfloat16()
     _, backward = graphs(module, torch.randn(ROWS, WIDTH).bfloat16())
     before = len(ops(backward))
-    names = own_operands(backward.graph)
+    rewrite(backward, copy_sums_operands)
+    names = kept_out(backward.graph)
     nodes = {n.name: n for n in backward.graph.nodes}
     assert names and all(set(nodes[n].users) for n in names)
     for name in names:  # all that is read from elsewhere is narrow, or of 16 bits

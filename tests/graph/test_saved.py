@@ -16,6 +16,7 @@ from tilestream.bench.saved import saved
 from tilestream.graph.capture import capture
 from tilestream.graph.cut import Cutter, spared_for
 from tilestream.graph.nodes import aten, packet
+from tilestream.graph.rewrites.settings import Settings
 
 ROWS = 96
 
@@ -50,7 +51,7 @@ class Block(nn.Module):
 
 
 def halves(model: Any, *inputs: Tensor) -> list[fx.GraphModule]:
-    return list(capture(model, inputs, training=True, partition=Cutter(1)).graphs)
+    return list(capture(model, inputs, training=True, partition=Cutter(Settings(1))).graphs)
 
 
 def kinds(graph: fx.GraphModule) -> list[Any]:

@@ -20,7 +20,8 @@ from tilestream.devices import get
 from tilestream.errors import VerifyError
 from tilestream.graph import selection
 from tilestream.graph.capture import capture
-from tilestream.graph.views import is_of_groups
+from tilestream.graph.rewrites.maxima import is_of_groups, join_maxima
+from tilestream.graph.rewrites.table import rewrite
 from tilestream.ir.axes import Loop
 from tilestream.ir.pipeline import Pipeline, Shard
 from tilestream.ir.serialise import pipeline_from_json, pipeline_to_json
@@ -174,15 +175,13 @@ def test_layers_in_front_of_maxima_are_one_region():
 
 def test_a_maximum_that_no_region_takes_stays_whole():
     """The graph that goes to Inductor is the one that the user wrote."""
-    from tilestream.graph.views import join_maxima
-
     torch.compiler.reset()
     (graph,) = capture(
         Points(1024).bfloat16().eval().requires_grad_(False), (torch.randn(8, 128, 3).bfloat16(),)
     ).graphs
     nodes = [n for n in graph.graph.nodes if is_of_groups(n)]
     assert len(nodes) == 1
-    join_maxima(graph.graph)
+    rewrite(graph, join_maxima)
     assert not any(is_of_groups(n) for n in graph.graph.nodes)
     graph.graph.lint()
 

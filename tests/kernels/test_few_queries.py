@@ -17,8 +17,10 @@ from tilestream.cuda.compile import compile_text
 from tilestream.cuda.few_queries import NAME, Kernel
 from tilestream.cuda.host.build import HostRace, HostRun, HostTrap, Mutation
 from tilestream.cuda.host.few_queries import attention_on_host
+from tilestream.graph.rewrites.shared_keys import share_keys
+from tilestream.graph.rewrites.table import rewrite
 from tilestream.options import Options
-from tilestream.run import few_queries, grouped_queries
+from tilestream.run import few_queries
 from tilestream.run.target import resolve
 
 gxx = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
@@ -119,7 +121,7 @@ def test_it_stands_where_queries_share_keys() -> None:
         graph = trace(attended, inputs)
         (want,) = graph(*inputs)
         options, target = Options(attention=True, target="reference"), resolve(Options(target="reference"), inputs)
-        assert target is not None and grouped_queries.share_keys(graph) == 1
+        assert target is not None and rewrite(graph, share_keys) == 1
         assert few_queries.stream_attention(graph, options.with_(attention=False), target) == 0
         assert few_queries.stream_attention(graph, options, target) == taken
         torch.testing.assert_close(graph(*inputs)[0], want)

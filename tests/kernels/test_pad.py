@@ -14,7 +14,7 @@ from tilestream.cuda.compile import compile_text
 from tilestream.cuda.host.build import HostRace, HostRun, HostTrap, Mutation
 from tilestream.cuda.host.pad import padded_on_host
 from tilestream.cuda.pad import NAME, WARPS, text
-from tilestream.run.pads import PADDED
+from tilestream.graph.rewrites.operators import PADDED
 
 gxx = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
 BF16, F16 = torch.bfloat16, torch.float16

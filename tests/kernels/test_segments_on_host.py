@@ -13,6 +13,7 @@ from torch import Tensor
 
 from tilestream.cuda import segments
 from tilestream.cuda.host.build import Mutation
+from tilestream.graph.rewrites.operators import busy_words
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
 
@@ -35,7 +36,8 @@ def on_host(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., None]:
 
 def order_of(index: Tensor, nodes: int) -> tuple[Tensor, Tensor, Tensor]:
     ordered, order = torch.sort(segments.keys(index, nodes), stable=True)
-    return order, *segments.starts(ordered, nodes)
+    busy = torch.zeros(busy_words(len(index)), dtype=torch.int32)
+    return order, segments.starts(ordered, nodes, busy), busy
 
 
 def exact(base: Tensor | None, rows: Tensor, order: Tensor, index: Tensor, nodes: int) -> Tensor:

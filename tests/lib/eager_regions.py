@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import Any
 
 import torch
+from rewritten import normal
 from streamed import interpreted
 from torch import Tensor, fx
 from torch.func import functionalize
@@ -21,7 +22,7 @@ from torch.utils import _pytree as pytree
 
 from tilestream.devices import get
 from tilestream.errors import PlanError
-from tilestream.graph.capture import boxed, normalise
+from tilestream.graph.capture import boxed
 from tilestream.graph.selection import partition
 from tilestream.ir.pipeline import Pipeline
 from tilestream.ir.shapes import check_shapes
@@ -55,7 +56,7 @@ class Regions:
     """
 
     def __init__(self, graph: fx.GraphModule, strategy: str = "vertical") -> None:
-        self.graph = normalise(graph)
+        self.graph = normal(graph)
         self.unplanned: list[str] = []
         self.operators: list[tuple[str, ...]] = []
         self._home: dict[fx.Node, tuple[Callable[..., Any], tuple[str, ...], tuple[fx.Node, ...]]] = {}

@@ -85,7 +85,7 @@ def test_auto_without_a_pipeline_is_the_fallback_and_says_why():
 
 @pytest.mark.parametrize(("act", "width", "taken"), [("relu", 256, True), ("silu", 256, False), ("relu", 100, False)])
 def test_a_library_has_relu_as_an_epilogue_of_its_product(act: str, width: int, taken: bool):
-    """A graph without the region has it (``run.epilogues``), where rows are multiples of 16 bytes."""
+    """A graph without the region has it (``rewrites.epilogues``), where rows are multiples of 16 bytes."""
 
     def library_us(act: str) -> float:
         program = Program("layer", "bf16")

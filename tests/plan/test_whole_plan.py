@@ -9,19 +9,19 @@ from random import Random
 import pytest
 import torch
 from modules import Fn, linear
+from rewritten import sort_messages
 from torch import Tensor, fx, nn
 from typer.testing import CliRunner
 
 from tilestream import devices
 from tilestream.cli.main import app
 from tilestream.graph.capture import capture
-from tilestream.graph.epilogues import with_relu
+from tilestream.graph.rewrites.epilogues import with_relu
 from tilestream.options import Options
 from tilestream.plan.analyse import analyse
 from tilestream.plan.fusion import Unit, before, units
 from tilestream.plan.library import kernels
 from tilestream.plan.values import Readers, works
-from tilestream.run import messages
 from tilestream.simulator.library import Gemm, Indexed, Kernel, Own, Product, Stream, as_inductor_runs
 
 H200 = devices.get("h200")
@@ -175,7 +175,7 @@ def test_odd_products_are_padded_where_inductors_own_timing_says_so() -> None:
 
 
 def test_a_product_that_takes_its_relu_in_reads_copies_of_odd_rows() -> None:
-    """Of both operands, by one kernel (``run.pads``): here they are measured to be faster than Inductor's way."""
+    """Of both operands, by one kernel of ours: here they are measured to be faster than Inductor's way."""
 
     def made(depth: int) -> tuple[Kernel, ...]:
         layer, x = linear(depth, 1024).bfloat16(), torch.empty(2048, depth).bfloat16()
@@ -250,7 +250,7 @@ class Messages(nn.Module):
 
 @pytest.mark.parametrize("edges", [200_000, 2_000])
 def test_sums_of_messages_are_predicted_as_they_run(edges: int) -> None:
-    """In sorted order where the sort pays, and by atomics where Inductor has the graph: what ``run.messages`` does."""
+    """In sorted order where the sort pays, and by atomics where Inductor has the graph: what ``sort_sums`` does."""
     inputs = (
         torch.zeros(1, 64, dtype=torch.bfloat16).expand(30_000, 64),
         torch.zeros(1, 64, dtype=torch.bfloat16).expand(edges, 64),
@@ -260,7 +260,7 @@ def test_sums_of_messages_are_predicted_as_they_run(edges: int) -> None:
     (graph,) = made.graphs
     adds = [x for x in made.whole.launches if x.operators == ("aten.index_add.default",)]
     own = [x for x in made.on_inductor.launches if x.operators == ("aten.index_add.default",)]
-    replaced = messages.sort_messages(fx.GraphModule(nn.Module(), graph.graph))  # changes the graph
+    replaced = sort_messages(fx.GraphModule(nn.Module(), graph.graph))  # changes the graph
     assert len(own) == 3 and not any(x.name.endswith((".sort", ".sum")) for x in own)
     if edges == 2_000:
         assert replaced == 0 and [x.predicted_us for x in adds] == [x.predicted_us for x in own]

@@ -33,6 +33,7 @@ from tilestream.graph.interaction import (
     unpadded,
 )
 from tilestream.graph.interaction.op import interaction
+from tilestream.graph.rewrites.operators import PADDED
 from tilestream.options import Options, parse
 from tilestream.plan import chooser
 from tilestream.plan.analyse import analyse
@@ -43,7 +44,6 @@ from tilestream.run import epilogues, fallback, inductor, oracle
 from tilestream.run import interaction as kernels
 from tilestream.run import time_interaction as timing
 from tilestream.run import timing as clocks
-from tilestream.run.pads import PADDED
 from tilestream.run.target import Target
 from tilestream.run.timer import Timer
 

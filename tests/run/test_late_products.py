@@ -8,8 +8,8 @@ from test_messages_training import Step, check, gradients, mesh
 from torch import Tensor, fx, nn
 
 from tilestream.graph.nodes import aten, packet
+from tilestream.graph.rewrites.operators import SEGMENT_SUM
 from tilestream.plan import scatter_cost
-from tilestream.run.segments import SEGMENT_SUM
 
 NODES, EDGES, WIDTH = 40, 150, 16
 

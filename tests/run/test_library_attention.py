@@ -12,11 +12,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tilestream.devices import get
 from tilestream.errors import PlanError
+from tilestream.graph.rewrites.insert import call
 from tilestream.options import Options
 from tilestream.plan import chooser
 from tilestream.plan.candidates import FALLBACK, Candidate
 from tilestream.run import library_attention, prepare, timing
-from tilestream.run.grouped_queries import call
 from tilestream.run.target import Target
 from tilestream.run.timer import Timer, Trial
 
@@ -36,10 +36,10 @@ def graph_of(batch: int = 2, features: int = 64, bias: bool = False) -> fx.Graph
         mask = graph.placeholder("mask") if bias else None
         if mask is not None:
             mask.meta["val"] = torch.empty(batch, 3, 128, 128, device="cuda", dtype=torch.bfloat16)
-        made = call(graph, library_attention.CUDNN, *operands, mask, False)
-        result = call(graph, operator.getitem, made, 0)
-        turned = call(graph, torch.ops.aten.transpose.int, result, 1, 2)
-        graph.output((call(graph, torch.ops.aten.view.default, turned, [batch * 128, 3 * features]),))
+        made = call(operands[0], library_attention.CUDNN, *operands, mask, False)
+        result = call(made, operator.getitem, made, 0)
+        turned = call(made, torch.ops.aten.transpose.int, result, 1, 2)
+        graph.output((call(made, torch.ops.aten.view.default, turned, [batch * 128, 3 * features]),))
     return fx.GraphModule({}, graph)
 
 

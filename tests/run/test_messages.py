@@ -10,15 +10,18 @@ import pytest
 import torch
 from eager_regions import trace
 from places import BENCHMARKS
+from rewritten import counted, sort_messages
 from torch import Tensor, fx, nn
 from torch._subclasses import FakeTensorMode
 
 from tilestream.cuda import beside
 from tilestream.cuda import segments as kernels
 from tilestream.errors import InputError
+from tilestream.graph.rewrites import operators as segments
+from tilestream.graph.rewrites.table import When
 from tilestream.graph.sums import sums
 from tilestream.plan import scatter_cost
-from tilestream.run import messages, segments
+from tilestream.run import device_ops
 from tilestream.run.backend import tilestream
 
 aten = torch.ops.aten
@@ -66,7 +69,7 @@ def cheap(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_sums_are_replaced_and_share_one_sort(base: bool) -> None:
     module, inputs = Sums(base=base), given(2000)
     graph = traced(module, *inputs)
-    assert messages.sort_messages(graph) == 3
+    assert sort_messages(graph) == 3
     assert sorts(graph) == 1
     assert not graph.graph.find_nodes(op="call_function", target=aten.index_add.default)
     (got,) = graph(*inputs)
@@ -87,7 +90,8 @@ def test_their_kernels_begin_with_the_graph(monkeypatch: pytest.MonkeyPatch) -> 
                 node.meta["val"] = torch.empty(fake.shape, dtype=fake.dtype, device="cuda")
     begun: list[tuple[str, str]] = []
     monkeypatch.setattr(kernels, "compile_ahead", lambda sources: begun.extend((s.name, s.text) for s in sources))
-    assert messages.sort_messages(graph) == 3
+    assert sort_messages(graph) == 3
+    device_ops.begin(graph.graph)
 
     class Nothing:
         def launch(self, *_: object) -> None: ...
@@ -97,7 +101,8 @@ def test_their_kernels_begin_with_the_graph(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(torch.cuda, "current_stream", lambda *_: SimpleNamespace(cuda_stream=0))
     monkeypatch.setattr(kernels, "_record", lambda _: SimpleNamespace(address=0))
     index = torch.zeros(4, dtype=torch.int64)
-    starts, busy = kernels.starts(kernels.keys(index, 3), 3)
+    busy = torch.zeros(1, dtype=torch.int32)
+    starts = kernels.starts(kernels.keys(index, 3), 3, busy)
     kernels.sums(None, torch.zeros(4, 64).bfloat16(), index, starts, busy)
     assert sorted(begun) == sorted(launched)
 
@@ -114,7 +119,7 @@ def test_their_kernels_begin_with_the_graph(monkeypatch: pytest.MonkeyPatch) -> 
 def test_only_where_the_sort_pays(edges: int, nodes: int, times: int, replaced: int) -> None:
     with torch.device("meta"):
         graph = traced(Sums(times), *given(edges, nodes))
-    assert messages.sort_messages(graph) == replaced
+    assert sort_messages(graph) == replaced
 
 
 RECORD = json.loads((BENCHMARKS / "results/message_passing.json").read_text())
@@ -150,7 +155,7 @@ def test_a_sum_to_few_nodes_takes_what_was_measured() -> None:
     ],
 )
 def test_others_are_left_alone(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-    assert messages.sort_messages(traced(module, *inputs)) == 0
+    assert sort_messages(traced(module, *inputs)) == 0
 
 
 @pytest.mark.usefixtures("cheap")
@@ -177,7 +182,7 @@ def test_other_ways_to_add(how: str, features: int) -> None:
 
     inputs = given(700, features=features)
     graph = trace(add, inputs)
-    assert messages.sort_messages(graph) == 1
+    assert sort_messages(graph) == 1
     torch.testing.assert_close(graph(*inputs)[0], add(*inputs), rtol=0.02, atol=0.05)
 
 
@@ -189,7 +194,7 @@ def test_what_a_sum_is_added_to_becomes_its_base() -> None:
 
     inputs = given(700)
     graph = trace(add, inputs)
-    assert messages.sort_messages(graph) == 2
+    assert sort_messages(graph) == 2
     bases = [n.args[0] for n in graph.graph.find_nodes(op="call_function", target=segments.SEGMENT_SUM)]
     assert [b is None for b in bases] == [True, False] or [b is None for b in bases] == [False, True]
     assert len(graph.graph.find_nodes(op="call_function", target=aten.add.Tensor)) == 1
@@ -215,7 +220,7 @@ def test_sums_of_rows_of_one_matrix_are_one(part: str, between: bool) -> None:
 
     inputs = given(800)
     graph = trace(add, inputs)
-    assert messages.sort_messages(graph) == 2
+    assert sort_messages(graph) == 2
     one = part != "copied" and not between
     assert sorts(graph) == len(graph.graph.find_nodes(op="call_function", target=segments.SEGMENT_SUM)) == 2 - one
     for got, wanted in zip(graph(*inputs), add(*inputs), strict=True):
@@ -235,7 +240,7 @@ def test_a_sum_of_both_ends_may_pay_for_one_of_them_alone(sums: int, replaced: i
     with torch.device("meta"):
         v, e, to = given(60_000, 10_000, features=128)
         graph = trace(add, (v[:, :64], e, to, to + 0))
-    assert messages.sort_messages(graph) == replaced
+    assert sort_messages(graph) == replaced
 
 
 def test_segments() -> None:
@@ -266,9 +271,7 @@ def test_compiled_beside_a_region(dynamic: bool, monkeypatch: pytest.MonkeyPatch
         def forward(self, v: Tensor, e: Tensor, to: Tensor) -> Tensor:
             return self.sums(v, self.net(e), to)
 
-    seen: list[int] = []
-    sort = messages.sort_messages
-    monkeypatch.setattr(messages, "sort_messages", lambda graph: seen.append(sort(graph)))
+    seen = counted(monkeypatch, When.AROUND)
     module = Block().bfloat16()
     fast: Any = torch.compile(module, backend=tilestream, options={"target": "reference"}, dynamic=dynamic)
     with torch.no_grad():

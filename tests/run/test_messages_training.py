@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from rewritten import sort_messages
 from small_sizes import SMALL
 from torch import Tensor, fx, nn
 from torch._dynamo.backends.common import aot_autograd
@@ -17,12 +18,12 @@ from torch.utils.checkpoint import checkpoint
 
 from tilestream.apps.models import MODELS
 from tilestream.graph.capture import boxed, capture
+from tilestream.graph.rewrites.operators import SEGMENT_SUM, SEGMENTS
 from tilestream.options import Options
 from tilestream.plan import scatter_cost
-from tilestream.run import messages, oracle
+from tilestream.run import oracle
 from tilestream.run.graphs import Compilation
 from tilestream.run.joint import Partitioner
-from tilestream.run.segments import SEGMENT_SUM, SEGMENTS
 from tilestream.run.target import resolve
 
 aten = torch.ops.aten
@@ -110,7 +111,7 @@ def test_inference_of_the_applications(name: str, wanted: tuple[int, int]) -> No
     """GraphCast takes its receivers from its index in every layer anew: they are sorted once all the same."""
     module, inputs = MODELS[name].make(device="cpu", **SMALL[name])
     (graph,) = capture(module, inputs).graphs
-    messages.sort_messages(graph)
+    sort_messages(graph)
     assert sorted_sums(graph) == wanted
 
 
@@ -132,7 +133,7 @@ def test_where_one_sort_for_all_tables_pays(batch: int, rows: int, sums: int, mo
     monkeypatch.undo()
     module, inputs = MODELS["dlrm"].make(training=True, batch=batch, max_rows=rows)
     backward = capture(module, inputs, training=True).graphs[1]
-    messages.sort_messages(backward)
+    sort_messages(backward)
     assert len(backward.graph.find_nodes(op="call_function", target=SEGMENT_SUM)) == sums
 
 

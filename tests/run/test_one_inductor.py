@@ -258,7 +258,7 @@ def broken(*_: Any, **__: Any) -> Any:
 @pytest.mark.parametrize(
     "where",
     [
-        "tilestream.plan.find.normalise",
+        "tilestream.plan.find.rewrite",
         "tilestream.plan.find.partition",
         "tilestream.run.graphs.plan_graph",
         "tilestream.run.graphs.Calls",

@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 import torch
 from modules import Fn, linear
+from rewritten import normal
 from streamed import stream
 from torch import Tensor, fx, nn
 
 from tilestream.errors import CacheError
-from tilestream.graph.capture import capture, normalise
+from tilestream.graph.capture import capture
 from tilestream.graph.selection import partition
 from tilestream.run.operator import REGION
 from tilestream.run.place import place
@@ -107,7 +108,7 @@ def test_equal_layers_are_one_text():
 
 
 def test_a_spec_comes_back_from_its_text():
-    graph = normalise(graph_of(Fn(around, *(linear(9, 9) for _ in range(3))), (37, 9)))
+    graph = normal(graph_of(Fn(around, *(linear(9, 9) for _ in range(3))), (37, 9)))
     for region in partition(graph).regions:
         spec = spec_of(region, region.program, "reference")
         assert decode(encode(spec)) == spec and encode(decode(encode(spec))) == encode(spec)

@@ -81,7 +81,7 @@ def timer_of(region: Region, target: Target, patience_s: float = margins.PATIENC
 def test_the_fallback_is_timed_with_relu_as_an_epilogue(
     on_the_cpu: tuple[Region, Target], monkeypatch: pytest.MonkeyPatch
 ):
-    """A graph without this region would have it (``run.epilogues``)."""
+    """A graph without this region would have it (``rewrites.epilogues``)."""
     _, target = on_the_cpu
     module = nn.Sequential(linear(16, 24), nn.ReLU(), linear(24, 8)).bfloat16()
     (graph,) = capture(module, [torch.randn(70, 16).bfloat16()]).graphs

@@ -15,8 +15,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from tilestream.devices import get
 from tilestream.graph import kept
 from tilestream.graph.gradients import find_gradients
-from tilestream.graph.joint import narrow_product, narrow_products, split_joined
 from tilestream.graph.nodes import aten, packet
+from tilestream.graph.rewrites.joint import narrow_product, narrow_products, split_joined
+from tilestream.graph.rewrites.settings import Settings
+from tilestream.graph.rewrites.table import rewrite
 from tilestream.ir.pipeline import Role
 from tilestream.plan.gradient_launches import GradientLaunch, gradient_launches, gradient_sites
 from tilestream.plan.gradients import Gradient, weight_gradients
@@ -175,8 +177,8 @@ def test_a_product_with_parts_is_parts_of_a_product() -> None:
         graph = joint(module, x, view)
         values = tuple(p.detach() for p in module.parameters())
         before = graph(values, x, view)
-        assert split_joined(graph.graph, ROWS + 1) == 0
-        assert split_joined(graph.graph, ROWS) == count
+        assert rewrite(graph, split_joined, Settings(ROWS + 1)) == 0
+        assert rewrite(graph, split_joined, Settings(ROWS)) == count
         graph.recompile()
         for got, want in zip(graph(values, x, view), before, strict=True):
             torch.testing.assert_close(got, want)
@@ -188,7 +190,7 @@ def test_columns_that_nobody_reads_are_not_computed() -> None:
 
     given = torch.randn(ROWS, 8), torch.randn(8, 20)
     graph = make_fx(run, tracing_mode="fake")(*given)
-    assert narrow_products(graph.graph) == 1
+    assert rewrite(graph, narrow_products) == 1
     graph.recompile()
     torch.testing.assert_close(graph(*given), run(*given))
     (product,) = [n for n in graph.graph.nodes if packet(n) is aten.mm]
@@ -202,10 +204,9 @@ def test_columns_between_those_that_are_read_stay() -> None:
 
     given = torch.randn(ROWS, 8), torch.randn(8, 20)
     graph = make_fx(run, tracing_mode="fake")(*given)
-    assert narrow_products(graph.graph) == 0
+    assert rewrite(graph, narrow_products) == 0
     (product,) = [n for n in graph.graph.nodes if packet(n) is aten.mm]
-    assert narrow_product(graph.graph, product)
-    graph.recompile()
+    assert rewrite(graph, lambda *_: narrow_product(product))
     for got, want in zip(graph(*given), run(*given), strict=True):
         torch.testing.assert_close(got, want)
     (product,) = [n for n in graph.graph.nodes if packet(n) is aten.mm]

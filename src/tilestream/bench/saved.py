@@ -19,6 +19,7 @@ from tilestream.graph.cut import Cutter
 from tilestream.graph.interaction import place_all
 from tilestream.graph.live import peak
 from tilestream.graph.recompute import saved_bytes
+from tilestream.graph.rewrites.settings import Settings
 from tilestream.options import Options
 from tilestream.plan.find import find
 from tilestream.run.place import place
@@ -48,7 +49,7 @@ def saved(model: Callable[..., Any], inputs: Sequence[Tensor], least_rows: int =
     from torch._functorch.partitioners import min_cut_rematerialization_partition
     from torch._inductor.decomposition import select_decomp_table
 
-    ours = Cutter(least_rows)
+    ours = Cutter(Settings(least_rows))
 
     def cut(joint: fx.GraphModule, given: Sequence[object], **kwargs: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
         place_all(joint, joint=True)

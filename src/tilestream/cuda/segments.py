@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -99,22 +98,16 @@ def keys(index: Tensor, nodes: int) -> Tensor:
     return found
 
 
-def starts(keys: Tensor, nodes: int) -> tuple[Tensor, Tensor]:
+def starts(keys: Tensor, nodes: int, busy: Tensor) -> Tensor:
     """Where each node's edges start among ascending ``keys`` (int32 [edges]), and the end: int32 [nodes + 1].
 
-    And ``busy``, int32 [``busy_words``]: how many pieces nodes of more than ``LONG`` edges are summed in, and which.
+    ``busy``, int32 zeros [1 + 2 (edges / ``LONG``)], gets how many pieces nodes of more edges are summed in, and which.
     """
     found = torch.empty(nodes + 1, dtype=torch.int32, device=keys.device)
-    busy = torch.zeros(busy_words(len(keys)), dtype=torch.int32, device=keys.device)
     at = {name: t.data_ptr() for name, t in (("keys", keys), ("starts", found), ("busy", busy))}
     packed = STARTS.pack(**at, edges=len(keys), nodes=nodes)
     _launch("tilestream_starts", "bf16", len(keys) // 256 + 1, 256, packed, keys.device)
-    return found, busy
-
-
-def busy_words(edges: Any) -> Any:
-    """A count, and two words for each piece. A piece is more than ``LONG`` edges of its node."""
-    return 1 + 2 * (edges // LONG)
+    return found
 
 
 def sums(base: Tensor | None, rows: Tensor, order: Tensor, starts: Tensor, busy: Tensor) -> Tensor:

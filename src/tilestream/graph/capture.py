@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 from tilestream.errors import CaptureError
 from tilestream.graph.fake import faked, is_fake
 from tilestream.graph.provenance import OTHERS
+from tilestream.graph.rewrites.table import When, rewrite
 from tilestream.graph.state import preserved
 
 if TYPE_CHECKING:
@@ -119,7 +120,8 @@ class _Recorder:
 
     def _keep(self, kind: Kind) -> Callable[..., Any]:
         def keep(graph: fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
-            self.graphs.append(normalise(graph))
+            rewrite(graph, When.NORMAL_FORM)
+            self.graphs.append(graph)
             self.kinds.append(kind)
             return boxed(self._counted(fx.Interpreter(graph).boxed_run))
 
@@ -236,31 +238,6 @@ def boxed(function: Callable[..., Any]) -> Callable[..., Any]:
 
     call._boxed_call = True  # pyright: ignore[reportFunctionMemberAccess]
     return call
-
-
-def normalise(graph: fx.GraphModule) -> fx.GraphModule:
-    """Drop what is dead, make every part of a split a slice of its own, and give each use of a view its own view.
-
-    The graph is functional already: AOTAutograd has removed mutations. Views are free, so their copies
-    are too, and each can then lie inside or outside a region as its user does.
-    """
-    from tilestream.graph.views import (
-        share_nothing,
-        split_maxima,
-        split_to_slices,
-        squeeze_out_of_place,
-        unlift_constants,
-    )
-
-    graph.graph.eliminate_dead_code()
-    unlift_constants(graph.graph)
-    split_to_slices(graph.graph)
-    split_maxima(graph.graph)
-    squeeze_out_of_place(graph.graph)
-    share_nothing(graph.graph)
-    graph.graph.eliminate_dead_code()
-    graph.recompile()
-    return graph
 
 
 _PLAIN = {

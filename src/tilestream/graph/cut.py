@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import fx
 
-from tilestream.graph.broadcasts import put_off_expands
-from tilestream.graph.joint import split_joined
-from tilestream.graph.late_products import multiply_late
-from tilestream.graph.norms import open_norms
 from tilestream.graph.recompute import make_again, saved_bytes, unsaved
+from tilestream.graph.rewrites.settings import DEFAULT, Settings
+from tilestream.graph.rewrites.table import When, rewrite
 
 SPARED = "tilestream_spared"
 """In the ``meta`` of a backward graph: bytes that torch's partitioner would have saved for it."""
@@ -22,27 +20,16 @@ SPARED = "tilestream_spared"
 class Cutter:
     """Cuts where torch's minimum cut says (``min_cut_rematerialization_partition``), but makes again what costs no time
     (``graph.recompute``). A ``partition_fn`` of AOTAutograd.
-
-    Args:
-        least_rows: from how many rows on weight gradients may be launches of ours.
-        sort: puts sums of sorted messages in the place of those by an index, where the graph is to run.
     """
 
-    least_rows: int
-    sort: Callable[[fx.GraphModule], object] | None = None
+    settings: Settings = DEFAULT
 
     def __call__(
         self, joint: fx.GraphModule, inputs: Sequence[object], **kwargs: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         from torch._functorch.partitioners import min_cut_rematerialization_partition as minimum_cut
 
-        graph = joint.graph
-        if split_joined(graph, self.least_rows) + multiply_late(graph, self.least_rows):
-            joint.recompile()
-        if self.sort is not None:
-            self.sort(joint)
-        if open_norms(graph) + put_off_expands(graph):
-            joint.recompile()
+        rewrite(joint, When.JOINT, self.settings)
         forward, backward = minimum_cut(joint, inputs, **kwargs)
         results = kwargs["num_fwd_outputs"]
         again = unsaved(forward, backward, results)

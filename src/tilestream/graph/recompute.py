@@ -16,17 +16,19 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import prod
 
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
-from tilestream.graph.capture import normalise
 from tilestream.graph.costs.elements import each
 from tilestream.graph.gradients import aliases
+from tilestream.graph.live import storage, tensor_bytes
 from tilestream.graph.lowering import MAX_FEATURES
 from tilestream.graph.modules import copied
 from tilestream.graph.nodes import GATHERS, MATMULS, aten, is_view, packet, value
 from tilestream.graph.operators import ELEMENTWISE
+from tilestream.graph.rewrites.table import When, rewrite
 from tilestream.graph.selection import partition
 from tilestream.graph.sizes import hint, settled
 
@@ -84,16 +86,9 @@ def saved_bytes(forward: fx.GraphModule, results: int) -> int:
     """Bytes that live from the forward to the backward graph, besides inputs, parameters and the user's results."""
     outputs = forward.graph.output_node().args[0]
     assert isinstance(outputs, list | tuple)
-    wholes = {_whole(n) for n in outputs[results:] if isinstance(n, fx.Node) and value(n) is not None}
-    wholes -= {_whole(n) for n in outputs[:results] if isinstance(n, fx.Node)}
-    return sum(_elements(n) * n.meta["val"].element_size() for n in wholes if n.op == "call_function")
-
-
-def _whole(node: fx.Node) -> fx.Node:
-    """What a node is a view of."""
-    while is_view(node) and isinstance(node.args[0], fx.Node) and value(node.args[0]) is not None:
-        node = node.args[0]
-    return node
+    wholes = {storage(n) for n in outputs[results:] if isinstance(n, fx.Node) and value(n) is not None}
+    wholes -= {storage(n) for n in outputs[:results] if isinstance(n, fx.Node)}
+    return sum(tensor_bytes(n) for n in wholes if n.op == "call_function")
 
 
 def _same(node: fx.Node) -> list[fx.Node]:
@@ -109,10 +104,7 @@ def _same(node: fx.Node) -> list[fx.Node]:
 
 def _elements(node: fx.Node) -> int:
     fake = value(node)
-    total = 1
-    for size in fake.shape if fake is not None else ():
-        total *= hint(size)
-    return total
+    return 1 if fake is None else prod(map(hint, fake.shape))
 
 
 def _made(node: fx.Node, saved: set[fx.Node]) -> _Made | None:
@@ -168,5 +160,6 @@ def _inside_regions(forward: fx.GraphModule, found: dict[fx.Node, tuple[fx.Node,
     last = trial.graph.output_node()
     outputs: Sequence[fx.Node | None] = last.args[0]  # pyright: ignore[reportAssignmentType]
     last.args = (tuple(n for i, n in enumerate(outputs) if i < results or n is None or n.name not in names),)
-    cuts = partition(normalise(trial), training=True).cuts
+    rewrite(trial, When.NORMAL_FORM)
+    cuts = partition(trial, training=True).cuts
     return {n.name for cut in cuts for n in set(cut.nodes) - set(cut.outputs) if n.name in names}

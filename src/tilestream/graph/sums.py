@@ -21,6 +21,8 @@ from tilestream.graph.sizes import same_shape, same_size, same_sizes, settled
 CONSTANTS = {aten.new_zeros, aten.new_ones, aten.zeros_like, aten.ones_like, aten.zeros, aten.ones}
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
+LANE_BYTES = 16
+
 ALIASES = {
     *(aten.slice, aten.select, aten.view, aten.unsqueeze, aten.squeeze, aten.alias, aten.detach, aten.narrow),
     *(aten.split, aten.split_with_sizes, aten.unbind, aten.chunk),
@@ -57,6 +59,12 @@ class Sum:
     node: fx.Node
     base: fx.Node | None
     parts: tuple[Part, ...]
+
+    @property
+    def padding(self) -> int:
+        """Features that a row lacks to be read by whole lanes, of ``LANE_BYTES`` each."""
+        size = self.node.meta["val"].element_size()
+        return -self.parts[0].features * size % LANE_BYTES // size
 
     @property
     def separate(self) -> list[Sum]:

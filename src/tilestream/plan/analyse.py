@@ -13,6 +13,7 @@ from tilestream.devices import Device
 from tilestream.graph.capture import capture
 from tilestream.graph.cut import Cutter
 from tilestream.graph.interaction import place_all
+from tilestream.graph.rewrites.settings import Settings
 from tilestream.options import Options
 from tilestream.plan import precision
 from tilestream.plan.analysis import Analysis
@@ -60,7 +61,7 @@ def analyse(
 
 def training_cut(options: Options) -> Callable[..., tuple[fx.GraphModule, fx.GraphModule]]:
     """What cuts joint graphs, as a compilation does."""
-    cut = Cutter(least_rows(options))
+    cut = Cutter(Settings(least_rows(options)))
 
     def partition(joint: fx.GraphModule, *args: Any, **kwargs: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
         if options.interactions:

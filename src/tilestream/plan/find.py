@@ -8,16 +8,15 @@ from dataclasses import dataclass, replace
 from torch import fx
 
 from tilestream.devices import Device
-from tilestream.graph.capture import Kind, normalise
+from tilestream.graph.capture import Kind
 from tilestream.graph.cut import spared_for
 from tilestream.graph.gradients import GradientSite
-from tilestream.graph.joint import narrow_products
 from tilestream.graph.moved import moved, text
 from tilestream.graph.nodes import computes, is_ours, name
-from tilestream.graph.pixels import to_pixels
 from tilestream.graph.provenance import source
 from tilestream.graph.region import Region
-from tilestream.graph.row_sums import own_operands
+from tilestream.graph.rewrites.settings import APART, Settings
+from tilestream.graph.rewrites.table import When, rewrite
 from tilestream.graph.selection import Exclusion, Partition, partition
 from tilestream.graph.tails import LIBRARY, Tail
 from tilestream.kernels.product.shared_tile import MOST_ROWS, is_projection
@@ -67,27 +66,29 @@ def find(graph: fx.GraphModule, kind: Kind, options: Options, device: Device, kn
         known: what was found in another graph, which counts where that is a copy of this one.
     """
     backward = kind == "backward"
-    if backward and narrow_products(graph.graph):
-        graph.recompile()
-    out = own_operands(graph.graph) if backward else {}
-    graph = normalise(graph)
+    if backward:
+        rewrite(graph, When.BACKWARD)
+    rewrite(graph, When.NORMAL_FORM)
     if known is not None and text(known.graph.graph) == text(graph.graph):
         cuts, sites = moved(known.cuts, known.sites, graph.graph)
         return replace(known, graph=graph, cuts=cuts, sites=sites)
     if kind == "inference" and options.convolutions != "off":
-        out |= to_pixels(graph.graph, bulk=options.convolutions != "lanes")
-        graph.recompile()
+        rewrite(graph, When.CONVOLUTIONS, Settings(bulk=options.convolutions != "lanes"))
     sites = gradient_sites(graph.graph, device, least_rows(options)) if backward else []
-    out |= apart(sites)
     part = partition(
         graph,
-        apart=out,
+        apart=kept_out(graph.graph) | apart(sites),
         training=kind != "inference",
         backward=backward,
         spared=spared_for(graph),
         projections=options.projections and kind == "inference",
     )
     return Found(part.cuts, part.exclusions, part.operators, graph, kind, tuple(sites))
+
+
+def kept_out(graph: fx.Graph) -> dict[str, str]:
+    """Names of the nodes that a rewrite keeps out of every region, and why."""
+    return {n.name: n.meta[APART] for n in graph.nodes if APART in n.meta}
 
 
 def is_lone(region: Region, options: Options) -> bool:

@@ -28,11 +28,11 @@ from tilestream.graph.costs.work import (
     work,
 )
 from tilestream.graph.eager import EagerOp
-from tilestream.graph.epilogues import is_linear, missing_columns
 from tilestream.graph.kernels import dtype_of
 from tilestream.graph.nodes import name as target_name
 from tilestream.graph.nodes import packet, value
 from tilestream.graph.provenance import source
+from tilestream.graph.rewrites.epilogues import is_linear, missing_columns
 from tilestream.graph.sizes import hint
 from tilestream.plan import concatenations, interaction
 from tilestream.plan.concatenations import is_cat
@@ -82,7 +82,7 @@ def joins(node: fx.Node) -> bool:
 
 
 def kernels(nodes: Sequence[fx.Node], readers: Readers, tf32: bool) -> tuple[Kernel, ...]:
-    """The kernels that ``nodes`` are, one after another: one, also of a product with its ReLU (``graph.epilogues``),
+    """The kernels that ``nodes`` are, one after another: one, also of a product with its ReLU (``rewrites.epilogues``),
     behind a copy of operands whose rows are odd; several for gradients of tables; none for ``joins``.
 
     Args:

@@ -1,13 +1,14 @@
 """Messages that are added to nodes beside regions: which of the sums are made in sorted order, and by what kernels.
 
-One predicate for all who ask: ``run.messages`` replaces these sums where the graph runs, ``plan.whole`` predicts them.
+One predicate for all who ask: ``graph.rewrites.sorted_sums`` replaces these sums where the graph runs, ``plan.whole``
+predicts them.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import fx
@@ -15,6 +16,7 @@ from torch import fx
 from tilestream.graph.nodes import aten
 from tilestream.graph.nodes import name as target_name
 from tilestream.graph.provenance import source
+from tilestream.graph.rewrites.settings import SortedSums
 from tilestream.graph.sizes import expression, hint
 from tilestream.graph.sums import Sum, first_alike, sums
 from tilestream.plan import scatter_cost
@@ -23,14 +25,6 @@ from tilestream.simulator.library import Kernel, Own
 
 MOST_ROW_BYTES = 8192
 """Of a row: 512 lanes."""
-
-
-class SortedSums(NamedTuple):
-    """Sums of a graph that sums of sorted rows replace. Each of ``tables`` and ``paying`` shares one sort; those of one
-    of ``tables`` are one launch."""
-
-    tables: list[list[Sum]]
-    paying: list[list[Sum]]
 
 
 def sorted_sums(graph: fx.Graph) -> SortedSums:

@@ -6,11 +6,9 @@ from collections.abc import Sequence
 from math import ceil, prod
 
 from tilestream.graph.nodes import aten
+from tilestream.graph.rewrites.operators import LONG
 from tilestream.graph.sizes import hint
 from tilestream.graph.sums import Part, Sum
-
-ROW_BYTES = 16
-"""Rows are read by lanes of so many bytes."""
 
 ATOMIC_US = 8e-6
 """An element that ``index_add`` takes (16 bits; 7.7e-6 to 9.1e-6). Inductor's gradient of a table takes twice as long,
@@ -27,9 +25,9 @@ SORT_US, SORT_EDGES_PER_US = 55.0, 1.5e4
 CTA_BYTES, ROUND_ROWS, ROUND_US = 8192, 8, 1.2
 """A CTA of the sums has rows of so many bytes side by side, and reads eight behind each other before it waits for
 memory, about so long."""
-LONG, PIECE_EDGES, MOST_PIECES = 64, 1024, 8
-"""A node of more edges is summed by whole CTAs, one for so many of its edges, of which each has a piece of the columns
-(``kernels/include/segments.cuh``)."""
+PIECE_EDGES, MOST_PIECES = 1024, 8
+"""A node of more than ``LONG`` edges is summed by whole CTAs, one for so many of its edges, of which each has a piece
+of the columns (``segments.cuh``)."""
 
 
 def atomics_us(s: Sum) -> float:
@@ -43,7 +41,7 @@ def sum_us(together: Sequence[Sum]) -> float:
     """What one launch takes that makes all of these, without the sort."""
     row = together[0].parts[0].features * together[0].node.meta["val"].element_size()
     rows = sum(hint(s.node.meta["val"].shape[0]) + sum(map(edges, s.parts)) for s in together)
-    passes = 3 if padding(together[0]) else 1
+    passes = 3 if together[0].padding else 1
     return SUM_US + max(passes * rows * row / SUM_BYTES_PER_US, *(_longest_us(s, row) for s in together))
 
 
@@ -65,9 +63,3 @@ def sort_us(sorted_edges: int) -> float:
 
 def edges(part: Part) -> int:
     return prod(map(hint, part.index.meta["val"].shape))
-
-
-def padding(s: Sum) -> int:
-    """Features that a row lacks to be read by whole lanes."""
-    size = s.node.meta["val"].element_size()
-    return -s.parts[0].features * size % ROW_BYTES // size

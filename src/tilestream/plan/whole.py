@@ -14,7 +14,7 @@ from torch import fx
 
 from tilestream.devices import Device
 from tilestream.graph.eager import EagerOp
-from tilestream.graph.epilogues import with_relu
+from tilestream.graph.rewrites.epilogues import with_relu
 from tilestream.ir.launches import cut_at_dram
 from tilestream.ir.mesh_traffic import mesh_traffic
 from tilestream.ir.pipeline import Pipeline
@@ -120,8 +120,8 @@ def whole(
 
 
 def region_kernels(region: RegionAnalysis, device: Device, tf32: bool) -> WholePlan:
-    """A region's operators as Inductor runs them without a pipeline: ReLUs as epilogues of products (``run.epilogues``)
-    where something else of the graph streams, else the graph is Inductor's as it is."""
+    """A region's operators as Inductor runs them without a pipeline: ReLUs as epilogues of products
+    (``rewrites.epilogues``) where something else of the graph streams, else the graph is Inductor's as it is."""
     return inductor_kernels(region.nodes, device, tf32, region.graph, not region.alone)
 
 
@@ -147,7 +147,7 @@ def _graph_steps(
 ) -> Iterator[_Step]:
     chosen = {region.name: (region, candidate) for region, candidate in streamed}
     cache, readers = Cache(device), Readers(nodes)
-    # beside pipelines (``run.messages``, ``run.epilogues``); a graph that has none is Inductor's as it is
+    # beside pipelines (``graph.rewrites``); a graph that has none is Inductor's as it is
     sums = sum_kernels(nodes[0].graph, readers) if streamed else {}
     inside = {node for region, _ in chosen.values() for node in region.nodes}
     relus = with_relu([n for n in nodes if n not in inside]) if streamed else {}

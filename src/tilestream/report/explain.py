@@ -11,7 +11,7 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from tilestream.graph.epilogues import with_relu
+from tilestream.graph.rewrites.epilogues import with_relu
 from tilestream.ir.launches import cut_at_dram
 from tilestream.plan.analysis import Analysis
 from tilestream.plan.candidates import FALLBACK, rejections

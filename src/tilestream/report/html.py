@@ -11,7 +11,7 @@ import jinja2
 from markupsafe import Markup
 
 from tilestream import files
-from tilestream.graph.epilogues import with_relu
+from tilestream.graph.rewrites.epilogues import with_relu
 from tilestream.ir import traffic
 from tilestream.ir.launches import cut_at_dram
 from tilestream.ir.pipeline import Pipeline

@@ -18,10 +18,10 @@ from torch._inductor import config
 
 from tilestream.graph.live import storage
 from tilestream.graph.nodes import MATMULS, packet
+from tilestream.graph.rewrites.shared_keys import is_attention
 from tilestream.kernels.families import kernel_of
 from tilestream.options import Options
 from tilestream.run.few_queries import FEW_QUERIES
-from tilestream.run.grouped_queries import is_attention
 from tilestream.run.operator import REGION
 from tilestream.run.place import SPEC
 from tilestream.run.spec import RegionSpec, encode

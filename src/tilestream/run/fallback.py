@@ -11,8 +11,8 @@ from torch import fx
 
 from tilestream.announce import announce, first_line
 from tilestream.graph.capture import boxed
-from tilestream.graph.insert import mode_of
 from tilestream.graph.modules import copied
+from tilestream.graph.rewrites.insert import mode_of
 from tilestream.run.decompose import simplified
 from tilestream.run.late_kernels import waiting_later
 

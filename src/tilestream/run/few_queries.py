@@ -10,11 +10,13 @@ import torch
 from torch import Tensor, fx
 
 from tilestream.graph.nodes import value
+from tilestream.graph.rewrites.insert import call
+from tilestream.graph.rewrites.shared_keys import MASKS, given_to, take_over
 from tilestream.options import Options
 from tilestream.plan.candidates import FALLBACK, Candidate, Plan
 from tilestream.plan.chooser import alternative, choose
 from tilestream.run import prepare
-from tilestream.run.grouped_queries import MASKS, call, given_to, replace_attention, take_over
+from tilestream.run.attention import replace_attention
 from tilestream.run.target import Target
 from tilestream.run.timer import Timer, Trial
 
@@ -65,7 +67,7 @@ def stream_attention(graph: fx.GraphModule, options: Options, target: Target) ->
     An exception of ours costs the attention, and is announced.
 
     Args:
-        graph: functional ATen behind ``grouped_queries.share_keys``, with fake tensors of every node in its meta.
+        graph: functional ATen behind ``share_keys``, with fake tensors of every node in its meta.
 
     Raises:
         TilestreamError: with ``fallback=False``.
@@ -151,14 +153,14 @@ def _library_call(
     return lambda: library(**given)[:1]
 
 
-def _replace(graph: fx.Graph, node: fx.Node) -> bool:
+def _replace(node: fx.Node) -> bool:
     given = given_to(node)
     query = given["query"]
     mask = _mask(given)
     scale = given.get("scale") or query.meta["val"].shape[-1] ** -0.5
-    with graph.inserting_before(node):
+    with node.graph.inserting_before(node):
         if mask is not None and mask.meta["val"].dim() == 2:
-            mask = call(graph, aten.reshape.default, mask, [1, 1, 1, -1])
-        made = graph.call_function(FEW_QUERIES, (query, given["key"], given["value"], mask, scale))
-    take_over(graph, node, made)
+            mask = call(node, aten.reshape.default, mask, [1, 1, 1, -1])
+        made = call(node, FEW_QUERIES, query, given["key"], given["value"], mask, scale)
+    take_over(node, made)
     return True

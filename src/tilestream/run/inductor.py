@@ -19,16 +19,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 
 from tilestream.announce import announce_failure
 from tilestream.graph.modules import copied
-from tilestream.run import (
-    complex_products,
-    early_launches,
-    epilogues,
-    fallback,
-    few_queries,
-    grouped_queries,
-    library_attention,
-    messages,
-)
+from tilestream.run import around, epilogues, fallback
 from tilestream.run.collector import young_only
 from tilestream.run.decompose import simplified
 from tilestream.run.direct import DirectNote, direct, direct_note, is_direct
@@ -152,7 +143,7 @@ def _inner(
                 compilation.keep(training=not inference)
                 return direct(streamed)
         if taken:
-            _rewrite(streamed, compilation, inference)
+            around.rewrite_around(streamed, compilation.options, compilation.target, compilation.patches, inference)
         made: list[tuple[Any, list[Any]]] = []
 
         def compiled(graph: fx.GraphModule, **changes: Any) -> Any:
@@ -176,20 +167,6 @@ def _inner(
             chosen = compiled_plainly()
         _set_output_strides(next((strides for code, strides in made if code is chosen), ()))
         return chosen
-
-
-def _rewrite(streamed: fx.GraphModule, compilation: Compilation, inference: bool) -> None:
-    """Say otherwise, in place, what lies around a graph's regions and runs faster so."""
-    options, target = compilation.options, compilation.target
-    if target.kind == "cuda":
-        epilogues.fuse(streamed, compilation.patches)
-    messages.sort_messages(streamed)
-    if inference:
-        complex_products.make_real(streamed)
-        grouped_queries.share_keys(streamed, grouped_queries.runs_here)
-        few_queries.stream_attention(streamed, options, target)
-        library_attention.choose_library(streamed, options, target)
-        early_launches.start_early(streamed, options)
 
 
 def compile_inner(gm: fx.GraphModule, inputs: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, list[Any]]:

@@ -9,9 +9,11 @@ from torch import fx
 from torch._inductor.custom_graph_pass import CustomPartitionerFn
 
 from tilestream.graph.cut import Cutter
+from tilestream.graph.rewrites.settings import Settings
 from tilestream.plan.gradient_launches import least_rows
+from tilestream.plan.messages import sorted_sums
+from tilestream.run import device_ops
 from tilestream.run.graphs import Compilation
-from tilestream.run.messages import sort_messages
 
 
 def partitioner(compilation: Compilation, alone: Mapping[str, Any]) -> dict[str, Any]:
@@ -27,7 +29,7 @@ def partitioner(compilation: Compilation, alone: Mapping[str, Any]) -> dict[str,
 
 
 class Partitioner(CustomPartitionerFn):
-    """``Cutter`` under the name that torch's caches know a compilation by, which sorts messages (``messages``).
+    """``Cutter`` under the name that torch's caches know a compilation by, which sorts messages.
     Both parts are planned when a graph is cut, as kernels come: the forward graph alone would keep few cores busy.
     """
 
@@ -35,7 +37,10 @@ class Partitioner(CustomPartitionerFn):
     """None in copies that Inductor makes of its configuration for the keys of its caches. They are never called."""
 
     def __init__(self, compilation: Compilation, alone: Mapping[str, Any] | None = None) -> None:
-        self._cut, self._identity = Cutter(least_rows(compilation.options), sort_messages), compilation.identity
+        self._cut, self._identity = (
+            Cutter(Settings(least_rows(compilation.options), sums=sorted_sums)),
+            compilation.identity,
+        )
         self._alone = dict(alone or {})
         self._compilation = compilation
 
@@ -48,6 +53,7 @@ class Partitioner(CustomPartitionerFn):
         if self._compilation is not None:
             self._compilation.stream_joint(gm)  # first: what it joins is then no concatenation
         forward, backward = self._cut(gm, joint_inputs, **kwargs)
+        device_ops.begin(gm.graph)
         if self._compilation is not None:
             from torch._inductor import config
 

@@ -15,11 +15,13 @@ import torch
 from torch import Tensor, fx
 
 from tilestream.graph.nodes import value
+from tilestream.graph.rewrites.insert import call
+from tilestream.graph.rewrites.shared_keys import MASKS, given_to, take_over
 from tilestream.options import Options
 from tilestream.plan.candidates import FALLBACK, Candidate, Plan
 from tilestream.plan.chooser import alternative, choose
 from tilestream.run import prepare
-from tilestream.run.grouped_queries import MASKS, call, given_to, replace_attention, take_over
+from tilestream.run.attention import replace_attention
 from tilestream.run.made_up import random_tensor
 from tilestream.run.target import Target
 from tilestream.run.timer import Timer, Trial
@@ -109,17 +111,17 @@ def trial(node: fx.Node, kind: Kind) -> Trial:
     return Trial("attention", make, call, plain)
 
 
-def _replace(graph: fx.Graph, node: fx.Node) -> bool:
+def _replace(node: fx.Node) -> bool:
     """Whether it was: the result must lie as it lay before, since views of it are taken."""
     given = given_to(node)
     operands = [given[name] for name in ("query", "key", "value")]
-    with graph.inserting_before(node):
-        made = call(graph, FLASH, *operands, 0.0, bool(given.get("is_causal")), scale=given.get("scale"))
-        result: Any = call(graph, operator.getitem, made, 0)
+    with node.graph.inserting_before(node):
+        made = call(node, FLASH, *operands, 0.0, bool(given.get("is_causal")), scale=given.get("scale"))
+        result: Any = call(node, operator.getitem, made, 0)
     before = node.meta["val"][0]
     if result.meta["val"].stride() != before.stride():
         for new in (result, made):
-            graph.erase_node(new)
+            new.graph.erase_node(new)
         return False
-    take_over(graph, node, result)
+    take_over(node, result)
     return True

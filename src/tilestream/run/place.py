@@ -15,11 +15,10 @@ from torch import Tensor, fx
 
 from tilestream.graph.interaction import longer
 from tilestream.graph.nodes import aten
-from tilestream.graph.pixels import from_pixels
 from tilestream.graph.region import Region
+from tilestream.graph.rewrites.table import When, rewrite
 from tilestream.graph.selection import Cut, Partition
 from tilestream.graph.settled import settle
-from tilestream.graph.views import join_maxima
 from tilestream.ir.dtypes import TORCH_DTYPES
 from tilestream.ir.pipeline import Pipeline
 from tilestream.plan.gradient_launches import GradientLaunch
@@ -120,9 +119,8 @@ class Calls:
             for node in reversed(self._replaced):
                 if not node.users:
                     self._graph.erase_node(node)
-            join_maxima(self._graph)
-            from_pixels(self._graph)
             settle(self._owner, sort=True)
+            rewrite(self._owner, When.PLACED)
         log.info("%d operators are in calls", len(self._replaced))
 
     def _call(self, given: Sequence[fx.Node], spec: RegionSpec, made: Sequence[Tensor], like: fx.Node) -> list[fx.Node]:

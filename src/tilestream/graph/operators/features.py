@@ -11,8 +11,8 @@ from tilestream.graph.lowering import Emitter, dtype_of
 from tilestream.graph.nodes import Unsupported, argument, integer, is_slice, last_dim, number, packet, value
 from tilestream.graph.operators.elementwise import identity
 from tilestream.graph.operators.linear import linear
+from tilestream.graph.rewrites.maxima import is_of_groups
 from tilestream.graph.sizes import same_size
-from tilestream.graph.views import is_of_groups
 from tilestream.ir.dtypes import DTYPES
 from tilestream.ir.pipeline import Tile
 from tilestream.ir.tileops import GROUP

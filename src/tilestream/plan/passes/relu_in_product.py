@@ -1,4 +1,4 @@
-"""ReLU as the epilogue of a library's product, as graphs for Inductor have it (``run.epilogues``): for costs alone."""
+"""ReLU as the epilogue of a library's product, as graphs for Inductor have it (``rewrites.epilogues``), for costs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tilestream.graph.epilogues import WIDE
+from tilestream.graph.rewrites.epilogues import WIDE
 from tilestream.ir.pipeline import Pipeline, Tensor, Tile, TileOp
 from tilestream.kernels.stream.model import ceil_to
 
@@ -60,7 +60,7 @@ def _as_padded(program: Pipeline, products: Sequence[TileOp]) -> Pipeline:
 
 def _is_product(op: TileOp, program: Pipeline) -> bool:
     """Whether an op is a linear with a bias, of 16-bit operands in rows of whole 16 bytes, or wide enough to be padded
-    (``graph.epilogues``)."""
+    (``graph.rewrites.epilogues``)."""
     if op.kind != "linear" or len(op.params) != 2:
         return False
     weight = program.tensor(op.params[0])

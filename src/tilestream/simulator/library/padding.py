@@ -38,7 +38,7 @@ def as_inductor_runs(kernel: Kernel, device: Device) -> tuple[Kernel, ...]:
 
 def behind_copies(kernel: Kernel) -> tuple[Kernel, Kernel]:
     """One kernel of ours that copies both operands of a product, the largest that it reads, with zeros behind their
-    columns (``run.pads``), and the padded product."""
+    columns (``graph.rewrites.operators``), and the padded product."""
     assert isinstance(kernel.work, Gemm)
     wide = padded(kernel.work.product)
     odd = sorted(kernel.reads, key=lambda read: read[1])[-2:]

@@ -12,6 +12,7 @@ from torch import fx
 from tilestream.graph.gradients import aliases
 from tilestream.graph.nodes import MATMULS, aten, is_view, packet, value
 from tilestream.graph.operators import ELEMENTWISE
+from tilestream.graph.rewrites.settings import APART, Settings
 from tilestream.graph.sizes import same_size
 
 _MOST = 16
@@ -19,10 +20,9 @@ _MOST = 16
 _CHEAP = {*ELEMENTWISE, aten._to_copy, torch.ops.prims.convert_element_type}
 
 
-def own_operands(graph: fx.Graph) -> dict[str, str]:
-    """Give every sum over rows its own copy of the wide arithmetic before it; names of these nodes, and why they are in
-    no region."""
-    apart: dict[str, str] = {}
+def copy_sums_operands(graph: fx.Graph, _: Settings) -> int:
+    """Give every sum over rows its own copy of the wide arithmetic before it, which is in no region."""
+    made = 0
     for node in list(graph.nodes):
         if not _sums_rows(node) or not isinstance(node.args[0], fx.Node):
             continue
@@ -32,15 +32,11 @@ def own_operands(graph: fx.Graph) -> dict[str, str]:
         copies: dict[fx.Node, fx.Node] = {}
         with graph.inserting_before(node):
             for each in chain:
-                copies[each] = _copied(each, copies)
+                copies[each] = graph.node_copy(each, lambda n, known=copies: known.get(n, n))
+                copies[each].meta[APART] = "only a sum over rows reads it"
         node.replace_input_with(node.args[0], copies[node.args[0]])
-        apart |= {copies[n].name: "only a sum over rows reads it" for n in chain}
-    graph.eliminate_dead_code()
-    return apart
-
-
-def _copied(node: fx.Node, copies: dict[fx.Node, fx.Node]) -> fx.Node:
-    return node.graph.node_copy(node, lambda n: copies.get(n, n))
+        made += 1
+    return made
 
 
 def _sums_rows(node: fx.Node) -> bool:

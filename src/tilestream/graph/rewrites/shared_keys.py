@@ -7,30 +7,18 @@ read again in every layer. With one token a sequence the queries that share a he
 
 from __future__ import annotations
 
-import logging
 import operator
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import fx
 from torch.fx.node import map_arg
-from torch.utils._pytree import tree_map_only
 
-from tilestream.announce import announce_failure
 from tilestream.graph.nodes import value
-from tilestream.graph.real import real
-from tilestream.graph.settled import settle
-from tilestream.options import Options
-from tilestream.plan.candidates import Plan
-from tilestream.run.made_up import random_tensor
+from tilestream.graph.rewrites.insert import call
+from tilestream.graph.rewrites.settings import Runs, Settings
 
 aten = torch.ops.aten
-
-log = logging.getLogger(__name__)
-K = TypeVar("K")
-Runs = Callable[[Any, Sequence[Any], Mapping[str, Any]], bool]
-_ran: dict[str, bool] = {}
 
 MASKS = ("attn_bias", "attn_mask")
 IN_ORDER = (aten.clone.default, aten.view.default, aten._unsafe_view.default, aten.reshape.default)
@@ -39,40 +27,14 @@ ALIGNED = 16
 """Positions in a row of a mask that is copied: kernels read it in vectors."""
 
 
-def share_keys(graph: fx.GraphModule, runs: Runs = lambda *_: True) -> int:
+def share_keys(graph: fx.Graph, settings: Settings) -> int:
     """Let every attention of one token a sequence read keys and values that are not repeated; how many do now.
 
     Each head of keys becomes a sequence of its own, whose tokens are the queries that share it; results are those of
-    the same kernel. Left alone is what has other shapes, symbolic ones among them, and a mask that differs by head.
-
-    Args:
-        graph: functional ATen with ``val`` in its nodes' meta; changed in place.
-        runs: whether an operator has a kernel for arguments like these fake ones (``runs_here``).
+    the same kernel. Left alone is what has other shapes, symbolic ones among them, a mask that differs by head, and
+    what the library has no kernel for.
     """
-    made = sum(_share(graph.graph, node, runs) for node in list(graph.graph.nodes) if is_attention(node))
-    settle(graph)
-    return made
-
-
-def runs_here(called: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether a library's attention takes arguments like these fake ones: it is called with random values, once a
-    shape. PyTorch chose it for other shapes, and its own limits are not told."""
-    fakes = [x for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor)]
-    if any(x.device.type != "cuda" for x in fakes) or torch.cuda.is_current_stream_capturing():
-        return True
-    shapes = [(tuple(x.shape), tuple(x.stride()), x.dtype, x.device) for x in fakes]
-    key = str((called, shapes, [x for x in (*args, *kwargs.values()) if not isinstance(x, torch.Tensor)]))
-    if key not in _ran:
-        try:
-            with real(fakes[0].device):
-                made = tree_map_only(torch.Tensor, random_tensor, (list(args), dict(kwargs)))
-                called(*made[0], **made[1])
-                torch.cuda.synchronize()
-            _ran[key] = True
-        except RuntimeError as failure:
-            log.info("keys stay repeated: %s", failure)
-            _ran[key] = False
-    return _ran[key]
+    return sum(_share(graph, node, settings.runs) for node in list(graph.nodes) if is_attention(node))
 
 
 def is_attention(node: fx.Node) -> bool:
@@ -83,7 +45,7 @@ def is_attention(node: fx.Node) -> bool:
     return all(user.target is operator.getitem and (user.args[1] == 0 or not user.users) for user in node.users)
 
 
-def _share(graph: fx.Graph, node: fx.Node, runs: Runs) -> bool:
+def _share(graph: fx.Graph, node: fx.Node, runs: Runs | None) -> bool:
     given = given_to(node)
     query, key, values = given["query"], _unrepeated(given["key"]), _unrepeated(given["value"])
     shape = value(query).shape  # pyright: ignore[reportOptionalMemberAccess]
@@ -98,30 +60,25 @@ def _share(graph: fx.Graph, node: fx.Node, runs: Runs) -> bool:
     name = next((n for n in MASKS if given.get(n) is not None), None)
     if name is not None and not _is_for_all_heads(given[name], batch):
         return False
+    before = node.prev
     with graph.inserting_before(node):
-        given["query"] = call(graph, aten.reshape.default, query, [batch * groups, 1, rows, features])
-        given["key"] = call(graph, aten.reshape.default, key, [batch * groups, 1, positions, features])
-        given["value"] = call(graph, aten.reshape.default, values, [batch * groups, 1, positions, width])
+        given["query"] = call(node, aten.reshape.default, query, [batch * groups, 1, rows, features])
+        given["key"] = call(node, aten.reshape.default, key, [batch * groups, 1, positions, features])
+        given["value"] = call(node, aten.reshape.default, values, [batch * groups, 1, positions, width])
         if name is not None:
-            given[name] = _mask(graph, given[name], batch, groups, rows)
+            given[name] = _mask(node, given[name], batch, groups, rows)
         in_order = [a.name for a in node.target._schema.arguments if not a.kwarg_only]  # pyright: ignore
         arguments = [given.pop(n) for n in in_order if n in given]
         held: Any = map_arg((arguments, given), lambda n: n.meta["val"])
-        if not runs(node.target, *held):
+        if runs is not None and not runs(node.target, *held):
+            while node.prev is not before:
+                graph.erase_node(node.prev)
             return False
-        attention = call(graph, node.target, *arguments, **given)
-        result = call(graph, operator.getitem, attention, 0)
-        back = call(graph, aten.reshape.default, result, [batch, heads, 1, width])
-    take_over(graph, node, back)
+        attention = call(node, node.target, *arguments, **given)
+        result = call(node, operator.getitem, attention, 0)
+        back = call(node, aten.reshape.default, result, [batch, heads, 1, width])
+    take_over(node, back)
     return True
-
-
-def call(graph: fx.Graph, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
-    """A node that calls ``target``, with its fake tensors."""
-    made = graph.call_function(target, args, kwargs)
-    held: Any = map_arg((args, kwargs), lambda n: n.meta["val"])
-    made.meta["val"] = target(*held[0], **held[1])
-    return made
 
 
 def given_to(node: fx.Node) -> dict[str, Any]:
@@ -164,63 +121,27 @@ def _is_for_all_sequences(mask: torch.Tensor) -> bool:
     return mask.shape[0] == 1 or mask.stride(0) == 0
 
 
-def _mask(graph: fx.Graph, mask: fx.Node, batch: int, groups: int, rows: int) -> fx.Node:
+def _mask(node: fx.Node, mask: fx.Node, batch: int, groups: int, rows: int) -> fx.Node:
     """``mask`` for the queries as rows: ``[batch * groups, 1, rows, S]``; one of two dimensions serves as it is."""
     fake = value(mask)
     assert fake is not None
     if fake.dim() == 2:
         return mask
     positions = fake.shape[3]
-    one = call(graph, aten.slice.Tensor, mask, 1, 0, 1)
+    one = call(node, aten.slice.Tensor, mask, 1, 0, 1)
     if _is_for_all_sequences(fake):
-        one = call(graph, aten.slice.Tensor, one, 0, 0, 1)
+        one = call(node, aten.slice.Tensor, one, 0, 0, 1)
     else:
-        each = call(graph, aten.expand.default, one, [batch, groups, 1, positions])
-        one = call(graph, aten.reshape.default, each, [batch * groups, 1, 1, positions])
-    return call(graph, aten.expand.default, one, [batch * groups, 1, rows, positions])
+        each = call(node, aten.expand.default, one, [batch, groups, 1, positions])
+        one = call(node, aten.reshape.default, each, [batch * groups, 1, 1, positions])
+    return call(node, aten.expand.default, one, [batch * groups, 1, rows, positions])
 
 
-def replace_attention(
-    graph: fx.GraphModule,
-    kind_of: Callable[[fx.Node], K | None],
-    choice: Callable[[fx.Node, K], Plan],
-    replace: Callable[[fx.Graph, fx.Node], bool],
-    options: Options,
-    else_: str,
-) -> int:
-    """Replace every attention of a kind that has another kernel, where that wins; how many were.
-
-    Args:
-        kind_of: what an attention is; None where the other kernel cannot do it.
-        replace: whether it could.
-        else_: what becomes of an attention instead, for the announcement of an exception of ours.
-
-    Raises:
-        TilestreamError: with ``fallback=False``.
-    """
-    made = 0
-    for node in [n for n in graph.graph.nodes if is_attention(n)]:
-        kind = kind_of(node)
-        if kind is None:
-            continue
-        try:
-            better = choice(node, kind).wins
-        except Exception as failure:
-            if not options.fallback:
-                raise
-            announce_failure(else_, failure)
-            continue
-        made += better and replace(graph.graph, node)
-    if made:
-        settle(graph)
-    return made
-
-
-def take_over(graph: fx.Graph, attention: fx.Node, result: fx.Node) -> None:
+def take_over(attention: fx.Node, result: fx.Node) -> None:
     """Put ``result`` in the place of what an attention returns first; nobody uses the rest."""
     for user in list(attention.users):
         if user.users:
             result.meta = dict(user.meta)
             user.replace_all_uses_with(result)
-        graph.erase_node(user)
-    graph.erase_node(attention)
+        attention.graph.erase_node(user)
+    attention.graph.erase_node(attention)  # some are random to torch, and never dead

@@ -16,9 +16,10 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
-from tilestream.graph.insert import call
 from tilestream.graph.lowering import MAX_FEATURES
 from tilestream.graph.nodes import argument, aten, is_view, packet, value
+from tilestream.graph.rewrites.insert import call
+from tilestream.graph.rewrites.settings import Settings
 from tilestream.graph.sizes import settled
 from tilestream.ir.dtypes import DTYPES
 
@@ -29,13 +30,12 @@ Found = tuple[fx.Node | None, ...]
 class _Writer:
     """Writes nodes in front of ``like``, with its origin; arithmetic is in ``dtype``; ``eps`` is the norm's."""
 
-    graph: fx.Graph
     like: fx.Node
     dtype: torch.dtype
     eps: float
 
     def make(self, overload: torch._ops.OpOverload, *args: object, **kwargs: object) -> fx.Node:
-        return call(self.graph, overload, args, self.like, kwargs)
+        return call(self.like, overload, *args, **kwargs)
 
     def mul(self, a: fx.Node, b: fx.Node) -> fx.Node:
         return self.make(aten.mul.Tensor, a, b)
@@ -59,7 +59,7 @@ class _Writer:
         return x if value_of(x).dtype == dtype else self.make(aten._to_copy.default, x, dtype=dtype)
 
 
-def open_norms(graph: fx.Graph) -> int:
+def open_norms(graph: fx.Graph, _: Settings) -> int:
     """Write out the derivatives of norms over at most ``MAX_FEATURES`` features; how many there were.
 
     Wider ones stay whole: no row of theirs is in a region.
@@ -71,15 +71,12 @@ def open_norms(graph: fx.Graph) -> int:
         if rule is None or eps is None or any(u.target is not operator.getitem for u in node.users):
             continue
         with graph.inserting_before(node):
-            parts = rule(_Writer(graph, node, torch.float32, eps), node)
+            parts = rule(_Writer(node, torch.float32, eps), node)
         for user in list(node.users):
             part = parts[user.args[1]]  # pyright: ignore[reportArgumentType, reportCallIssue]
             if part is not None:
                 user.replace_all_uses_with(part)
-                graph.erase_node(user)
         count += 1
-    if count:
-        graph.eliminate_dead_code()
     return count
 
 

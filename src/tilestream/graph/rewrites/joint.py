@@ -6,34 +6,30 @@ the joined rows need not be. Part of ``dY W``'s columns is ``dY`` times part of 
 
 from __future__ import annotations
 
-import torch
 from torch import fx
 
-from tilestream.graph.insert import call
 from tilestream.graph.nodes import argument, aten, is_result, packet, value
+from tilestream.graph.rewrites.insert import call
+from tilestream.graph.rewrites.settings import Settings
 from tilestream.graph.sizes import hint, same_size, settled
 
 
-def split_joined(graph: fx.Graph, least_rows: int) -> int:
-    """``mm(t(dY), cat([A, B], -1))`` of at least so many rows becomes a product for each part, joined; how many did."""
+def split_joined(graph: fx.Graph, settings: Settings) -> int:
+    """``mm(t(dY), cat([A, B], -1))`` of at least ``least_rows`` becomes a product for each part, joined."""
     count = 0
     for node in list(graph.nodes):
         if packet(node) is not aten.mm or len(node.users) == 0:
             continue
         left, right = node.args
         parts = _parts(right) if isinstance(left, fx.Node) and isinstance(right, fx.Node) else ()
-        if not parts or hint(right.meta["val"].shape[0]) < least_rows or right.meta["val"].element_size() != 2:
+        if not parts or hint(right.meta["val"].shape[0]) < settings.least_rows or right.meta["val"].element_size() != 2:
             continue
         with graph.inserting_before(node):
-            rows = right.meta["val"].shape[0]
-            flat = [_flat(graph, part, rows) for part in parts]
-            products = [call(graph, aten.mm.default, (left, part), node) for part in flat]
-            joined = call(graph, aten.cat.default, (products, 1), node)
+            flat = [_flat(part) for part in parts]
+            products = [call(node, aten.mm.default, left, part) for part in flat]
+            joined = call(node, aten.cat.default, products, 1)
         node.replace_all_uses_with(joined)
-        graph.erase_node(node)
         count += 1
-    if count:
-        graph.eliminate_dead_code()
     return count
 
 
@@ -59,14 +55,14 @@ def _parts(node: fx.Node) -> tuple[fx.Node, ...]:
     return given
 
 
-def _flat(graph: fx.Graph, part: fx.Node, rows: int | torch.SymInt) -> fx.Node:
+def _flat(part: fx.Node) -> fx.Node:
     fake = part.meta["val"]
     if fake.dim() == 2:
         return part
-    return call(graph, aten.reshape.default, (part, [-1, fake.shape[-1]]), part)
+    return call(part, aten.reshape.default, part, [-1, fake.shape[-1]])
 
 
-def narrow_products(graph: fx.Graph) -> int:
+def narrow_products(graph: fx.Graph, _: Settings) -> int:
     """A product of which one slice of columns is used becomes a product with that slice of the weight; how many did.
 
     Each use may have a slice of its own, as in a graph in its normal form.
@@ -74,10 +70,10 @@ def narrow_products(graph: fx.Graph) -> int:
     products = [n for n in graph.nodes if packet(n) is aten.mm]
     alike = [node for node in products if len(set(map(_columns, node.users))) == 1]
     # A slice that is returned has the strides of the wider rows, which whoever called sees.
-    return sum(narrow_product(graph, node) for node in alike if not any(map(is_result, node.users)))
+    return sum(narrow_product(node) for node in alike if not any(map(is_result, node.users)))
 
 
-def narrow_product(graph: fx.Graph, node: fx.Node) -> bool:
+def narrow_product(node: fx.Node) -> bool:
     """Multiply by no columns of the weight before the first or behind the last that slices of a product take; whether
     slices are all that is used, and something was left out, or they are one."""
     weight, columns = node.args[1], settled(node.meta["val"].shape[1])
@@ -89,18 +85,15 @@ def narrow_product(graph: fx.Graph, node: fx.Node) -> bool:
     if end - start == columns and len(set(used)) > 1:
         return False
     like = next(iter(parts))
-    with graph.inserting_after(node):
-        weight = call(graph, aten.slice.Tensor, (weight, 1, start, end), node)
-    with graph.inserting_after(weight):
-        narrow = call(graph, aten.mm.default, (node.args[0], weight), like)
+    with node.graph.inserting_before(node.next):
+        weight = call(node, aten.slice.Tensor, weight, 1, start, end)
+        narrow = call(like, aten.mm.default, node.args[0], weight)
     for part, (first, last) in zip(parts, used, strict=True):
         made = narrow
         if (first, last) != (start, end):
-            with graph.inserting_after(narrow):
-                made = call(graph, aten.slice.Tensor, (narrow, 1, first - start, last - start), part)
+            with node.graph.inserting_after(narrow):
+                made = call(part, aten.slice.Tensor, narrow, 1, first - start, last - start)
         part.replace_all_uses_with(made)
-        graph.erase_node(part)
-    graph.erase_node(node)
     return True
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping
-from types import MappingProxyType
+from collections.abc import Iterable
 from typing import Any
 
 from torch import fx
@@ -12,23 +11,17 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.node import map_arg
 
 
-def call(
-    graph: fx.Graph,
-    target: Any,
-    args: tuple[Any, ...],
-    like: fx.Node,
-    kwargs: Mapping[str, Any] = MappingProxyType({}),
-) -> fx.Node:
-    """A call where the graph inserts, with a value, and where ``like`` came from.
+def call(like: fx.Node, target: Any, /, *args: Any, **kwargs: Any) -> fx.Node:
+    """A call where the graph of ``like`` inserts, with a value, and of the user's line that ``like`` is of.
 
     ``like`` lends its fake tensors' mode where no argument is a tensor.
     """
-    node = graph.call_function(target, args, dict(kwargs))
+    node = like.graph.call_function(target, args, kwargs)
     node.meta = {name: x for name, x in like.meta.items() if name not in ("val", "tensor_meta")}
-    fakes = map_arg(args, lambda n: n.meta["val"])
-    mode = mode_of(n.meta["val"] for n in (*node.all_input_nodes, like))
+    fakes: Any = map_arg((args, kwargs), lambda n: n.meta["val"])
+    mode = mode_of(n.meta.get("val") for n in (*node.all_input_nodes, like))
     with mode or contextlib.nullcontext():  # on the meta device there is none
-        node.meta["val"] = target(*fakes, **kwargs)
+        node.meta["val"] = target(*fakes[0], **fakes[1])
     return node
 
 

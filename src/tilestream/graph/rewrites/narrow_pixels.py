@@ -15,6 +15,8 @@ from torch import fx
 
 from tilestream.graph.convolutions import LAST, pair, reads_padding_alone
 from tilestream.graph.nodes import Unsupported, argument, aten, packet, value
+from tilestream.graph.rewrites.insert import call
+from tilestream.graph.rewrites.settings import APART
 from tilestream.ir.dtypes import DTYPES
 from tilestream.ir.taps import Window
 
@@ -79,39 +81,36 @@ def narrow(node: fx.Node) -> Narrow | None:
     return found if fits else None
 
 
-def side_by_side(graph: fx.Graph, n: Narrow, like: fx.Node) -> tuple[fx.Node, fx.Node, set[str]]:
-    """The pictures and the weight of the convolution that stands for ``n``, and names of the nodes that make them.
+def side_by_side(n: Narrow, like: fx.Node) -> tuple[fx.Node, fx.Node]:
+    """The pictures and the weight of the convolution that stands for ``n``.
 
     Pictures ``[images, height, out width, made]``; the weight ``[out, made, kernel y, 1]``, which lies as kernels read.
     """
-    names: set[str] = set()
 
-    def call(target: object, *args: object, **words: object) -> fx.Node:
-        made = graph.call_function(target, args, words)  # pyright: ignore[reportArgumentType]
-        values = [a.meta["val"] if isinstance(a, fx.Node) else a for a in args]
-        made.meta = {**like.meta, "val": target(*values, **words)}  # pyright: ignore[reportCallIssue]
-        names.add(made.name)
-        return made
+    def made(target: object, *args: object, **words: object) -> fx.Node:
+        node = call(like, target, *args, **words)
+        node.meta[APART] = COPIED
+        return node
 
     span, more = n.dilation[1] * (n.kernel[1] - 1) + 1, n.made - n.kernel[1] * n.channels
-    rows = call(aten.permute.default, n.x, LAST)
+    rows = made(aten.permute.default, n.x, LAST)
     height, across = rows.meta["val"].shape[1:3]
     width, side = n.window.width, n.padding[1] * n.channels
     if n.dilation[1] == 1:  # a window's row is one piece of a picture's
-        flat = call(aten.reshape.default, rows, [-1, height, across * n.channels])
-        flat = call(aten.constant_pad_nd.default, flat, [side, side])
-        taken = call(aten.unfold.default, flat, 2, span * n.channels, n.stride[1] * n.channels)
+        flat = made(aten.reshape.default, rows, [-1, height, across * n.channels])
+        flat = made(aten.constant_pad_nd.default, flat, [side, side])
+        taken = made(aten.unfold.default, flat, 2, span * n.channels, n.stride[1] * n.channels)
     else:
-        rows = call(aten.constant_pad_nd.default, rows, [0, 0, n.padding[1], n.padding[1]])
-        taken = call(aten.unfold.default, rows, 2, span, n.stride[1])  # [images, height, width, channels, span]
-        taken = call(aten.slice.Tensor, taken, 4, 0, span, n.dilation[1])
-        taken = call(aten.clone.default, call(aten.permute.default, taken, [0, 1, 2, 4, 3]))
-        taken = call(aten.reshape.default, taken, [-1, height, width, n.kernel[1] * n.channels])
-    kernel = call(aten.permute.default, n.weight, LAST)  # [out, kernel y, kernel x, channels]
+        rows = made(aten.constant_pad_nd.default, rows, [0, 0, n.padding[1], n.padding[1]])
+        taken = made(aten.unfold.default, rows, 2, span, n.stride[1])  # [images, height, width, channels, span]
+        taken = made(aten.slice.Tensor, taken, 4, 0, span, n.dilation[1])
+        taken = made(aten.clone.default, made(aten.permute.default, taken, [0, 1, 2, 4, 3]))
+        taken = made(aten.reshape.default, taken, [-1, height, width, n.kernel[1] * n.channels])
+    kernel = made(aten.permute.default, n.weight, LAST)  # [out, kernel y, kernel x, channels]
     out = int(kernel.meta["val"].shape[0])
-    kernel = call(aten.reshape.default, kernel, [out, n.kernel[0], 1, n.kernel[1] * n.channels])
+    kernel = made(aten.reshape.default, kernel, [out, n.kernel[0], 1, n.kernel[1] * n.channels])
     if more:
-        taken, kernel = (call(aten.constant_pad_nd.default, t, [0, more]) for t in (taken, kernel))
+        taken, kernel = (made(aten.constant_pad_nd.default, t, [0, more]) for t in (taken, kernel))
     else:
-        taken = call(aten.clone.default, taken, memory_format=torch.contiguous_format)
-    return taken, call(aten.permute.default, kernel, [0, 3, 1, 2]), names
+        taken = made(aten.clone.default, taken, memory_format=torch.contiguous_format)
+    return taken, made(aten.permute.default, kernel, [0, 3, 1, 2])

@@ -17,10 +17,11 @@ import sympy
 from torch import fx
 
 from tilestream.graph.gradients import transposed
-from tilestream.graph.insert import call
-from tilestream.graph.joint import narrow_product
 from tilestream.graph.nodes import Unsupported, aten, is_gather, packet, value
 from tilestream.graph.operators.gathers import table_and_index
+from tilestream.graph.rewrites.insert import call
+from tilestream.graph.rewrites.joint import narrow_product
+from tilestream.graph.rewrites.settings import Settings
 from tilestream.graph.sizes import expression, hint
 from tilestream.graph.sums import Part, first_alike, part_of
 
@@ -44,15 +45,15 @@ class _Key(NamedTuple):
     nodes: sympy.Expr
 
 
-def multiply_late(graph: fx.Graph, least_rows: int) -> int:
+def multiply_late(graph: fx.Graph, settings: Settings) -> int:
     """Add rows of dY up at nodes before they are multiplied, of 16-bit layers on so many edges; how many sums did.
 
     Args:
-        graph: joint, functional ATen, whose ``dY.T cat(A, B)`` are ``cat(dY.T A, dY.T B)`` (``graph.joint``). Changed
+        graph: joint, functional ATen, whose ``dY.T cat(A, B)`` are ``cat(dY.T A, dY.T B)`` (``joint``). Changed
             in place, and in order.
     """
     same = first_alike(graph)
-    sites = [site for node in graph.nodes if (site := _site(node, least_rows)) is not None]
+    sites = [site for node in graph.nodes if (site := _site(node, settings.least_rows)) is not None]
     sums: dict[_Key, fx.Node] = {}
     for part, product, gradient in sites:
         key = _Key(gradient, same.get(part.index, part.index), expression(part.node.meta["val"].shape[0]))
@@ -61,17 +62,17 @@ def multiply_late(graph: fx.Graph, least_rows: int) -> int:
         with graph.inserting_before(part.node):
             weight, first = product.args[1], part.first * part.features
             if part.every > 1:
-                weight = call(graph, aten.slice.Tensor, (weight, 1, first, first + part.features), part.node)
-            part.node.replace_all_uses_with(call(graph, aten.mm.default, (sums[key], weight), part.node))
+                weight = call(part.node, aten.slice.Tensor, weight, 1, first, first + part.features)
+            part.node.replace_all_uses_with(call(part.node, aten.mm.default, sums[key], weight))
     for key, total in sums.items():
         for product, table in _weight_gradients(key, same):
             with graph.inserting_before(product):
-                left = call(graph, aten.t.default, (total,), product)
-                product.replace_all_uses_with(call(graph, aten.mm.default, (left, table), product))
+                left = call(product, aten.t.default, total)
+                product.replace_all_uses_with(call(product, aten.mm.default, left, table))
     graph.eliminate_dead_code()
     for product in {site.product: None for site in sites}:
         if product.users:
-            narrow_product(graph, product)
+            narrow_product(product)
     return len(sites)
 
 
@@ -98,11 +99,11 @@ def _sum(graph: fx.Graph, part: Part, gradient: fx.Node) -> fx.Node:
     assert isinstance(zeros, fx.Node)
     of = {gradient, part.index, *(n for n in zeros.all_input_nodes if n is not zeros.args[0])}
     with graph.inserting_after(next(n for n in reversed(graph.nodes) if n in of)):
-        clear = call(graph, aten.new_zeros.default, (gradient, zeros.args[1]), zeros, zeros.kwargs)
+        clear = call(zeros, aten.new_zeros.default, gradient, zeros.args[1], **zeros.kwargs)
     with graph.inserting_after(clear):
         if part.node.target is aten.index_add.default:
-            return call(graph, aten.index_add.default, (clear, 0, part.index, gradient), part.node)
-        return call(graph, aten.index_put.default, (clear, [part.index], gradient, True), part.node)
+            return call(part.node, aten.index_add.default, clear, 0, part.index, gradient)
+        return call(part.node, aten.index_put.default, clear, [part.index], gradient, True)
 
 
 def _weight_gradients(key: _Key, same: dict[fx.Node, fx.Node]) -> Iterator[tuple[fx.Node, fx.Node]]:

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from torch import fx
 
-from tilestream.graph.insert import call
 from tilestream.graph.nodes import aten, is_result, packet, value
+from tilestream.graph.rewrites.insert import call
+from tilestream.graph.rewrites.settings import Settings
 from tilestream.graph.sizes import same_shape, same_size, same_sizes
 
 _PAIRS = {aten.add, aten.sub, aten.mul, aten.div}
 
 
-def put_off_expands(graph: fx.Graph) -> int:
+def put_off_expands(graph: fx.Graph, _: Settings) -> int:
     """Products and sums of a repeated column take the column; how many did. Those of it alone are columns too."""
     count = 0
     for node in list(graph.nodes):
@@ -35,13 +36,10 @@ def put_off_expands(graph: fx.Graph) -> int:
             (column,), (repeated,) = columns, tensors
             assert column is not None
             with graph.inserting_before(node):
-                narrow = call(graph, node.target, (column, *node.args[1:]), node, node.kwargs)  # pyright: ignore
-                wide = call(graph, aten.expand.default, (narrow, *repeated.args[1:]), node)
+                narrow = call(node, node.target, column, *node.args[1:], **node.kwargs)
+                wide = call(node, aten.expand.default, narrow, *repeated.args[1:])
             node.replace_all_uses_with(wide)
-            graph.erase_node(node)
             count += 1
-    if count:
-        graph.eliminate_dead_code()
     return count
 
 

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import fx
 
-from tilestream.graph.insert import call
 from tilestream.graph.nodes import aten
+from tilestream.graph.rewrites.insert import call
+from tilestream.graph.rewrites.operators import SEGMENT_SUM, SEGMENTS
+from tilestream.graph.rewrites.settings import Settings
 from tilestream.graph.sizes import same_sizes
 from tilestream.graph.sums import Part, Sum
-from tilestream.plan.scatter_cost import padding
-from tilestream.run.segments import SEGMENT_SUM, SEGMENTS
 
 RECOMPUTED = ("recompute", "ac_graph_id")
 """What activation checkpointing writes at a node."""
@@ -24,6 +24,22 @@ JOINED = 8
 
 Layout = tuple[tuple[int, int], ...]
 """For each part of a sum, which rows of the matrix are its: every few ones, and from which."""
+
+
+def sort_sums(graph: fx.Graph, settings: Settings) -> int:
+    """Replace additions of messages to nodes by sums of sorted ones where the graph's time falls; how many were.
+
+    Those that share an index share its sort, in a joint graph those of forward and backward.
+    """
+    if settings.sums is None:
+        return 0
+    tables, paying = settings.sums(graph)
+    replaced: dict[fx.Node, fx.Node] = {}
+    for together in tables:
+        Tables(graph, together, replaced).replace()
+    for together in paying:
+        Sorted(graph, together, replaced).replace()
+    return sum(len(s.parts) for together in (*tables, *paying) for s in together)
 
 
 class Sorted:
@@ -105,7 +121,7 @@ class Sorted:
 
     def _sum(self, s: Sum, order: fx.Node, starts: fx.Node, busy: fx.Node) -> fx.Node:
         """[nodes, features]."""
-        features, lacking = s.parts[0].features, padding(s)
+        features, lacking = s.parts[0].features, s.padding
         given = [None if x is None else self._replaced.get(x, x) for x in (s.base, s.parts[0].matrix)]
         operands = [None if x is None else self._flat(x, [-1, features]) for x in given]
         if lacking:
@@ -124,7 +140,7 @@ class Sorted:
         return x if whole else self._call(aten.reshape.default, x, shape)
 
     def _call(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
-        return call(self._graph, target, args, self._like, kwargs)
+        return call(self._like, target, *args, **kwargs)
 
 
 class Tables(Sorted):

@@ -1,0 +1,86 @@
+"""The normal form of a graph, in which selection can treat each use of a view by itself."""
+
+from __future__ import annotations
+
+import operator
+
+import torch
+from torch import fx
+
+from tilestream.graph.nodes import argument, integer, is_constant, is_view, packet, value
+from tilestream.graph.rewrites.insert import call
+from tilestream.graph.rewrites.settings import Settings
+
+aten = torch.ops.aten
+
+
+def remove_dead(graph: fx.Graph, _: Settings) -> int:
+    """Erase what nobody reads."""
+    return int(graph.eliminate_dead_code())
+
+
+def unlift_constants(graph: fx.Graph, _: Settings) -> int:
+    """Use a constant itself where the trace copies it first: nothing mutates it. Results keep their copy."""
+    made = 0
+    for node in list(graph.nodes):
+        lifted = packet(node) in (aten.lift_fresh_copy, aten.lift_fresh) and isinstance(node.args[0], fx.Node)
+        if lifted and is_constant(node.args[0]) and not any(u.op == "output" for u in node.users):
+            node.replace_all_uses_with(node.args[0])
+            made += 1
+    return made
+
+
+def split_to_slices(graph: fx.Graph, _: Settings) -> int:
+    """``getitem(split(x), i)`` becomes ``slice(x)``, where the sizes are constants."""
+    made = 0
+    for node in list(graph.nodes):
+        if node.target is not operator.getitem or not isinstance(node.args[0], fx.Node):
+            continue
+        whole, index = node.args[0], node.args[1]
+        bounds = _bounds(whole, index)
+        if bounds is None:
+            continue
+        with graph.inserting_before(node):
+            part = call(node, aten.slice.Tensor, whole.args[0], integer(whole, 2, "dim", 0), *bounds)
+        part.meta = {**whole.meta, **node.meta}
+        node.replace_all_uses_with(part)
+        made += 1
+    return made
+
+
+def _bounds(whole: fx.Node, index: object) -> tuple[int, int] | None:
+    x = value(whole.args[0]) if whole.args and isinstance(whole.args[0], fx.Node) else None
+    if packet(whole) not in (aten.split, aten.split_with_sizes) or x is None or not isinstance(index, int):
+        return None
+    sizes, dim = whole.args[1], argument(whole, 2, "dim", 0)
+    if isinstance(sizes, int) and isinstance(dim, int) and isinstance(x.shape[dim], int):
+        return index * sizes, min((index + 1) * sizes, x.shape[dim])
+    if not isinstance(sizes, list | tuple):
+        return None
+    constant = [s for s in sizes if isinstance(s, int)]
+    if len(constant) < len(sizes):
+        return None
+    start = sum(constant[:index])
+    return start, start + constant[index]
+
+
+def squeeze_out_of_place(graph: fx.Graph, _: Settings) -> int:
+    """``squeeze_``, which torch leaves behind products of vectors, as ``squeeze``: its copies would squeeze again."""
+    found = [node for node in graph.nodes if packet(node) is aten.squeeze_]
+    for node in found:
+        node.target = getattr(aten.squeeze, node.target._overloadname)
+    return len(found)
+
+
+def copy_views(graph: fx.Graph, _: Settings) -> int:
+    """Give every user of a view a copy of the view, last views first, so that chains are copied whole."""
+    made = 0
+    for node in reversed(list(graph.nodes)):
+        if node.op != "call_function" or not is_view(node) or value(node) is None:
+            continue
+        for user in list(node.users)[1:]:
+            with graph.inserting_after(node):
+                copy = graph.node_copy(node, lambda n: n)
+            user.replace_input_with(node, copy)
+            made += 1
+    return made

@@ -1,0 +1,112 @@
+"""One list of all rewrites of ATen graphs, by name, in the order in which they run; and what runs them.
+
+Every graph is functional: AOTAutograd has removed mutations, and decomposed nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+
+from torch import fx
+
+from tilestream.graph.rewrites.broadcasts import put_off_expands
+from tilestream.graph.rewrites.complex_products import multiply_reals
+from tilestream.graph.rewrites.epilogues import fuse_relus
+from tilestream.graph.rewrites.joint import narrow_products, split_joined
+from tilestream.graph.rewrites.late_products import multiply_late
+from tilestream.graph.rewrites.maxima import join_maxima, split_maxima
+from tilestream.graph.rewrites.normal_form import (
+    copy_views,
+    remove_dead,
+    split_to_slices,
+    squeeze_out_of_place,
+    unlift_constants,
+)
+from tilestream.graph.rewrites.norms import open_norms
+from tilestream.graph.rewrites.pixels import from_pixels, to_pixels
+from tilestream.graph.rewrites.row_sums import copy_sums_operands
+from tilestream.graph.rewrites.settings import DEFAULT, Settings
+from tilestream.graph.rewrites.shared_keys import share_keys
+from tilestream.graph.rewrites.sorted_sums import sort_sums
+
+
+class When(Enum):
+    """Where in a compilation a graph is rewritten."""
+
+    JOINT = "forward and backward in one, before they are cut apart"
+    BACKWARD = "a backward graph, before its normal form"
+    NORMAL_FORM = "any graph, before its regions are selected"
+    CONVOLUTIONS = "an inference graph in its normal form, unless the user streams no convolutions"
+    PLACED = "a graph whose regions are calls: what none of them took is as it was"
+    AROUND = "any graph with regions, before it is decomposed for Inductor"
+    AROUND_INFERENCE = "the same, if nothing is trained"
+
+
+Run = Callable[[fx.Graph, Settings], int]
+"""Changes a graph with ``val`` in its nodes' ``meta`` in place; how much it changed. New nodes have values as well.
+Nodes that nobody reads any more may stay."""
+
+
+@dataclass(frozen=True)
+class Rewrite:
+    """``run`` is known by its name; ``purpose``: what its result is good for."""
+
+    run: Run
+    when: tuple[When, ...]
+    purpose: str
+
+    @property
+    def name(self) -> str:
+        return self.run.__name__
+
+
+REWRITES = (
+    Rewrite(
+        split_joined, (When.JOINT,), "rows that were joined need not be saved: a weight's gradient takes the parts"
+    ),
+    Rewrite(
+        multiply_late, (When.JOINT,), "gradients of gathered rows are multiplied at nodes, of which there are fewer"
+    ),
+    Rewrite(fuse_relus, (When.AROUND,), "ReLU costs nothing as the epilogue of a library's product"),
+    Rewrite(sort_sums, (When.JOINT, When.AROUND), "messages are summed in sorted order, without atomics"),
+    Rewrite(open_norms, (When.JOINT,), "the derivative of a norm is part of the chain of rows around it"),
+    Rewrite(put_off_expands, (When.JOINT,), "a column is not held as rows that repeat it"),
+    Rewrite(narrow_products, (When.BACKWARD,), "columns that nobody reads are not computed"),
+    Rewrite(copy_sums_operands, (When.BACKWARD,), "sums over rows read what is in memory anyway"),
+    Rewrite(remove_dead, (When.NORMAL_FORM,), "what nobody reads is in no region"),
+    Rewrite(unlift_constants, (When.NORMAL_FORM,), "a constant is an operand, and no copy of one"),
+    Rewrite(split_to_slices, (When.NORMAL_FORM,), "every part of a split lies inside or outside a region by itself"),
+    Rewrite(split_maxima, (When.NORMAL_FORM,), "the maximum over 16 rows is an epilogue of their linear layer"),
+    Rewrite(squeeze_out_of_place, (When.NORMAL_FORM,), "a view can be copied"),
+    Rewrite(copy_views, (When.NORMAL_FORM,), "every use of a view lies inside or outside a region by itself"),
+    Rewrite(to_pixels, (When.CONVOLUTIONS,), "convolutions are layers on rows of channels"),
+    Rewrite(join_maxima, (When.PLACED,), "undoes split_maxima"),
+    Rewrite(from_pixels, (When.PLACED,), "undoes to_pixels"),
+    Rewrite(multiply_reals, (When.AROUND_INFERENCE,), "Inductor fuses products of complex numbers"),
+    Rewrite(share_keys, (When.AROUND_INFERENCE,), "keys and values are not repeated for queries that share them"),
+)
+
+
+def rewrite(owner: fx.GraphModule, which: When | Run, settings: Settings = DEFAULT) -> int:
+    """Run all rewrites of a place in a compilation, or a single one, on a graph in place; how much they changed.
+
+    Raises:
+        RuntimeError: a rewrite left what is no graph: a mistake of ours.
+    """
+    runs = [each.run for each in REWRITES if which in each.when] if isinstance(which, When) else [which]
+    made = 0
+    for run in runs:
+        if changed := run(owner.graph, settings):
+            owner.graph.eliminate_dead_code()
+            check(owner.graph, run)
+            made += changed
+    if made:
+        owner.recompile()
+    return made
+
+
+def check(graph: fx.Graph, run: Run) -> None:
+    """Raise if ``run`` left what is no graph. Tests hold the values of new nodes against their operators as well."""
+    graph.lint()

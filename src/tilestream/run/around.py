@@ -1,0 +1,40 @@
+"""What lies around a graph's regions, said otherwise where it runs faster so: by rewrites, and by what was timed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import fx
+
+from tilestream.graph.rewrites.settings import Settings
+from tilestream.graph.rewrites.table import When, rewrite
+from tilestream.options import Options
+from tilestream.plan.messages import sorted_sums
+from tilestream.run import device_ops
+from tilestream.run.attention import runs_here
+from tilestream.run.early_launches import start_early
+from tilestream.run.epilogues import tunes
+from tilestream.run.few_queries import stream_attention
+from tilestream.run.library_attention import choose_library
+from tilestream.run.target import Target
+
+
+def rewrite_around(
+    graph: fx.GraphModule, options: Options, target: Target, patches: Mapping[str, Any], inference: bool
+) -> None:
+    """Rewrite a graph whose regions are calls, in place.
+
+    Args:
+        patches: changes of Inductor's configuration for the graph.
+    """
+    settings = Settings(
+        library_epilogues=target.kind == "cuda" and not tunes(patches), sums=sorted_sums, runs=runs_here
+    )
+    rewrite(graph, When.AROUND, settings)
+    device_ops.begin(graph.graph)
+    if inference:
+        rewrite(graph, When.AROUND_INFERENCE, settings)
+        stream_attention(graph, options, target)
+        choose_library(graph, options, target)
+        start_early(graph, options)
