@@ -114,7 +114,7 @@ def planned(case: str) -> dict[str, Any]:
         "launches": launches,
     }
     if case in KERNELS:
-        (runs,) = (region.runs("cuda") for region in found.regions)
+        (runs,) = (region.runs for region in found.regions)
         assert runs is not None and runs.pipeline is not None
         written = plain(runs.pipeline)
         counts["levels"] = mesh_traffic(written, sizes_at(written, KERNELS[case]))

@@ -125,7 +125,7 @@ def _idle(region: RegionAnalysis) -> str:
     """Why a region goes to Inductor, by prediction; empty where it runs as a pipeline."""
     if len(region.operators) == 1 and not is_projection(region.program):
         return LONE
-    if region.runner() != "inductor":
+    if region.runner != "inductor":
         return ""
     plan = region.plan
     built = plan is not None and any(c.pipeline is not None for c in plan.candidates)

@@ -70,11 +70,11 @@ def test_a_region_that_runs_is_dataflow():
 
 def test_a_region_that_inductor_wins_is_inductors():
     made = analyse(nn.Linear(64, 256).bfloat16(), (rows(100),), H200)
-    assert made.regions[0].runner() == "inductor"
+    assert made.regions[0].runner == "inductor"
     assert made.coverage.inductor == made.coverage.whole == Share(1, 2 * 100 * 64 * 256)
     assert made.predicted_us == made.inductor_predicted_us
     reference = analyse(nn.Linear(64, 256).bfloat16(), (rows(100),), H200.with_(target="reference"))
-    assert reference.regions[0].runner("reference") != "inductor"
+    assert reference.regions[0].runner != "inductor"
     assert reference.coverage.dataflow == reference.coverage.whole
 
 

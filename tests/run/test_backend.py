@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import logging
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -189,8 +190,9 @@ def test_a_region_without_a_legal_pipeline_goes_to_inductor(
 
 
 def test_a_plan_that_prefers_inductor_is_announced(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
+    asked = planner.question
     monkeypatch.setattr(planner, "proposals", lambda *_: (Candidate("fallback", None, 2.0),))
-    monkeypatch.setattr(prepare, "choose", lambda found, _: found.chosen)
+    monkeypatch.setattr(planner, "question", lambda *given: replace(asked(*given), forced=False))  # as of a GPU
     with caplog.at_level(logging.WARNING, "tilestream"):
         check(nn.Sequential(linear(9, 13), nn.ReLU()).bfloat16(), torch.randn(37, 9).bfloat16())
     assert any("1 of 1 regions go to Inductor, which is as fast" in r.getMessage() for r in caplog.records)

@@ -238,7 +238,7 @@ def check(
         judged = oracle.check(arm.run)
         same = oracle.repeatable(arm.run)
         analysis = as_used(analysed(workload, options), prepare.analyses()[compiled:], only=True)
-    regions = {r.name: r.runner(options.target) for r in analysis.regions}
+    regions = {r.name: r.runner for r in analysis.regions}
     rows_of = {r.name: r.rows for r in analysis.regions}
     ok = judged.ok and same
     out.print(

@@ -66,7 +66,7 @@ class Analysis:
         parts = {"dataflow": Share(), "eager": Share(len(self.eager), sum(e.flops for e in self.eager))}
         rest = sum((g.whole for g in self.graphs), Share())
         for region in self.regions:
-            runner, share = region.runner(self.options.target), Share(len(region.operators), region.flops)
+            runner, share = region.runner, Share(len(region.operators), region.flops)
             if runner != "inductor":
                 parts["eager" if runner == "eager" else "dataflow"] += share
                 rest = Share(rest.operators - share.operators, rest.flops - share.flops)
@@ -80,7 +80,7 @@ class Analysis:
     @cached_property
     def whole(self) -> WholePlan:
         """Launches in order: the regions that run as pipelines, and the kernels of what is left."""
-        running = ((r, r.runs(self.options.target)) for r in self.regions if r.nodes)
+        running = ((r, r.runs) for r in self.regions if r.nodes)
         streamed = [(r, c) for r, c in running if c is not None and c.pipeline is not None and r.rows]
         return whole(self.graphs, streamed, self.eager, self._device, self.tf32)
 
@@ -112,7 +112,7 @@ class Analysis:
 
     def _apart_us(self, chain: RegionAnalysis) -> float | None:
         """A backward chain's region and sums, each as it would run."""
-        runs = [(part, part.runs(self.options.target)) for part in chain.parts]
+        runs = [(part, part.runs) for part in chain.parts]
         return total_us(None if candidate is None else self.candidate_us(part, candidate) for part, candidate in runs)
 
     @property

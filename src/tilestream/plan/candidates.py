@@ -111,11 +111,6 @@ class Plan:
                 return b - a
         return 0.0
 
-    def best_pipeline(self) -> Candidate | None:
-        """The legal pipeline that is expected to be fastest, for who never gives way to the fallback; None without."""
-        legal = [c for c in self.candidates if c.pipeline is not None and not c.rejected]
-        return min(known(legal), key=expected_of, default=None)
-
     def summary(self) -> str:
         """One line: the choice, its time, and the fallback's."""
         where = f"{self.rows} rows on {self.device}" if self.rows else self.device

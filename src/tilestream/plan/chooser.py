@@ -110,19 +110,21 @@ def choose(question: Question, options: Options, measure: Measure | None = None)
     Raises:
         PlanError: as ``decide``.
     """
-    found = kept(question, options, measure is not None)
+    name = question.key(measure is not None)
+    found = _kept(name, options)
     if found is None:
-        found = decide(question, measure)
-        name = question.key(measure is not None)
+        found = _chosen[name] = decide(question, measure)
         if options.cache and not any(c.late for c in found.candidates):
             PlanCache(options.cache_folder).store(name, found)
-        _chosen[name] = found
     return found
 
 
 def kept(question: Question, options: Options, measured: bool) -> Plan | None:
     """The answer, if this process or the disk has it."""
-    name = question.key(measured)
+    return _kept(question.key(measured), options)
+
+
+def _kept(name: str, options: Options) -> Plan | None:
     if name not in _chosen and options.cache and (found := PlanCache(options.cache_folder).load(name)) is not None:
         _chosen[name] = found
     return _chosen.get(name)

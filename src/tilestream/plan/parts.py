@@ -90,25 +90,22 @@ class RegionAnalysis:
             return ()
         return self.launches or (candidate.pipeline,)
 
-    def runs(self, target: str = "auto") -> Candidate | None:
-        """The candidate that runs under option ``target``; ``None`` without a plan.
+    @property
+    def runs(self) -> Candidate | None:
+        """The candidate that runs; ``None`` without a plan."""
+        return None if self.plan is None else self.plan.chosen
 
-        The reference machine was asked for, so it never gives way to Inductor.
-        """
-        if self.plan is None or target != "reference" or self.plan.chosen.pipeline is not None:
-            return self.plan.chosen if self.plan is not None else None
-        return self.plan.best_pipeline() or self.plan.chosen
+    @property
+    def running(self) -> tuple[Pipeline, ...]:
+        """The pipelines that run, in order."""
+        return self.pipelines(self.runs)
 
-    def running(self, target: str = "auto") -> tuple[Pipeline, ...]:
-        """The pipelines that run under option ``target``, in order."""
-        return self.pipelines(self.runs(target))
-
-    def runner(self, target: str = "auto") -> str:
+    @property
+    def runner(self) -> str:
         """The strategy of the pipeline that runs; ``inductor`` where none does, ``eager`` where there are no rows."""
-        candidate = self.runs(target)
-        if candidate is None or candidate.pipeline is None:
+        if self.runs is None or self.runs.pipeline is None:
             return "inductor" if self.rows else "eager"
-        return candidate.strategy
+        return self.runs.strategy
 
 
 @dataclass(frozen=True)

@@ -40,18 +40,14 @@ class Plans(Protocol):
         ...
 
 
-def plan_graph(found: Found, plans: Plans, device: Device, target: str) -> list[RegionAnalysis]:
-    """All regions and launches of a graph with their plans; a chain in the place of the region that it begins with.
-
-    Args:
-        target: what runs, as ``RegionAnalysis.runs`` takes it.
-    """
+def plan_graph(found: Found, plans: Plans, device: Device) -> list[RegionAnalysis]:
+    """All regions and launches of a graph with their plans; a chain in the place of the region that it begins with."""
     regions = [plans.region(cut) for cut in found.cuts]
-    running = {n: cut for n, cut in enumerate(found.cuts) if regions[n].running(target)}
+    running = {n: cut for n, cut in enumerate(found.cuts) if regions[n].running}
     inside = {node: n for n, cut in running.items() for node in cut.nodes}
     launches = gradient_launches(found.sites, device, inside.get)
     sums = [of_launch(each, plan) for each in launches if (plan := plans.sums(each)) is not None]
-    summing = [(each, told) for told in sums if isinstance(each := told.of, GradientLaunch) and told.running(target)]
+    summing = [(each, told) for told in sums if isinstance(each := told.of, GradientLaunch) and told.running]
     together = {node: each.nodes for each in (*running.values(), *(x for x, _ in summing)) for node in each.nodes}
     outputs = {node: n for n, cut in running.items() for node in cut.outputs}
     chains: dict[int, RegionAnalysis] = {}
@@ -59,7 +55,7 @@ def plan_graph(found: Found, plans: Plans, device: Device, target: str) -> list[
         n = maker(launch, outputs)
         if n is None or n in chains:
             continue
-        chain = _chain(running[n], launch, (regions[n], told), together, plans, device, target)
+        chain = _chain(running[n], launch, (regions[n], told), together, plans, device)
         if chain is not None:
             chains[n] = chain
             together |= dict.fromkeys(chain.nodes, chain.nodes)
@@ -144,12 +140,11 @@ def _chain(
     together: Mapping[fx.Node, Sequence[fx.Node]],
     plans: Plans,
     device: Device,
-    target: str,
 ) -> RegionAnalysis | None:
     """A region and its sums as one, where that would run."""
-    (rows_by,), (summed_by,) = (part.running(target) for part in parts)
+    (rows_by,), (summed_by,) = (part.running for part in parts)
     pair = find_pair(cut, launch, (rows_by, summed_by), together, device)
-    apart = [c for part in parts if (c := part.runs(target)) is not None]
+    apart = [c for part in parts if (c := part.runs) is not None]
     plan = None if pair is None else plans.chain(pair, apart)
     if pair is None or plan is None or plan.chosen.strategy != STRATEGY:
         return None

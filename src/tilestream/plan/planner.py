@@ -80,7 +80,8 @@ def question(
         fallback_us: what is shown of the fallback; the event loop's time of a library's kernels if not given.
     """
     planned = rows if rows > 0 else UNKNOWN_ROWS
-    forced = options.strategy != "auto"
+    of_strategy = "" if options.strategy == "auto" else f"{options.strategy} "
+    forced = bool(of_strategy) or options.target == "reference"
 
     def order(candidates: Sequence[Candidate], time: Time) -> Sequence[Candidate]:
         if forced:
@@ -95,8 +96,9 @@ def question(
     return Question(
         program.name, rows, device, partial(_decides, program, rows, options, turned),
         propose=lambda: proposals(program, planned, device, options, turned), forced=forced,
-        refusal=f"region {program.name!r} has no legal {options.strategy} pipeline",
-        remedy="use strategy='auto', which leaves the region to Inductor", order=order, show=show,
+        refusal=f"region {program.name!r} has no legal {of_strategy}pipeline",
+        remedy="use strategy='auto', which leaves the region to Inductor" if of_strategy else "allow another device",
+        order=order, show=show,
     )  # fmt: skip
 
 

@@ -155,7 +155,7 @@ def _planned(found: Found, options: Options, device: Device, tf32: bool) -> list
     against what Inductor makes of the graph as it is."""
     made: list[RegionAnalysis] = []
     for alone in (False, True) if len(found.cuts) + len(found.sites) > 1 else (True,):
-        made = plan_graph(found, Predicted(options, device, tf32, alone), device, options.target)
+        made = plan_graph(found, Predicted(options, device, tf32, alone), device)
         if any(r.plan is not None and r.plan.chosen.pipeline is not None for r in made):
             break
     return made

@@ -50,7 +50,7 @@ class Report:
         shown: list[RenderableType] = [whole.render(a), *parts.render(a), *launches.render(a)]
         for region in a.regions:
             shown += _region(region, a)
-        if any(r.runner(a.options.target) not in ("inductor", "eager") for r in a.regions):
+        if any(r.runner not in ("inductor", "eager") for r in a.regions):
             shown.append(Text(REGISTERS, style="dim"))
         return Group(*shown, *_exclusions(a), *_eager(a))
 
@@ -96,7 +96,7 @@ def _region_json(region: RegionAnalysis, a: Analysis) -> dict[str, Any]:
         "graph": region.graph,
         "rows": region.rows,
         "flops": region.flops,
-        "runs": region.runner(a.options.target),
+        "runs": region.runner,
         "operators": list(region.operators),
         "sources": list(region.sources),
         "modules": list(region.modules),
@@ -121,7 +121,7 @@ def _region(region: RegionAnalysis, a: Analysis) -> list[RenderableType]:
     if region.plan is None:
         who = "left to Inductor" if region.rows else "run eagerly"
         return [*shown, Text(f"not planned, {who}: {region.problem}", style="yellow")]
-    runs = region.runs(a.options.target)
+    runs = region.runs
     shown.append(candidates(a, region, runs))
     shown += [Text(line, style="dim") for line in rejections(region.plan.candidates)]
     tried = [p for c in region.plan.candidates for p in region.pipelines(c)]

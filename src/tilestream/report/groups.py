@@ -76,7 +76,7 @@ def modules(regions: Sequence[RegionAnalysis]) -> str:
 
 
 def _key(region: RegionAnalysis, a: Analysis) -> object:
-    chosen = region.runs(a.options.target)
+    chosen = region.runs
     name = None if chosen is None else chosen.name
     return (
         region.kind,
@@ -97,7 +97,7 @@ def _rounded(us: float | None) -> str:
 
 
 def _us(region: RegionAnalysis, a: Analysis) -> float | None:
-    chosen = region.runs(a.options.target)
+    chosen = region.runs
     return None if chosen is None else a.candidate_us(region, chosen)
 
 
@@ -111,4 +111,4 @@ def _inductor_us(region: RegionAnalysis, a: Analysis) -> float | None:
 def _group(members: Sequence[RegionAnalysis], a: Analysis) -> Group:
     us, inductor_us = ([f(r, a) for r in members] for f in (_us, _inductor_us))
     graph = a.graphs[members[0].graph].kind if len(a.graphs) > 1 else ""
-    return Group(tuple(members), members[0].runner(a.options.target), total_us(us), total_us(inductor_us), graph)
+    return Group(tuple(members), members[0].runner, total_us(us), total_us(inductor_us), graph)

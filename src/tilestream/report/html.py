@@ -128,7 +128,7 @@ def _group(a: Analysis, group: Group, index: int, content: Content) -> dict[str,
     """Equal regions: what the folded line says, and the first of them as ``_region`` shows it."""
     whole_us = a.predicted_us
     share = percent(group.us, whole_us) if group.us is not None and whole_us else ""
-    chosen = group.first.runs(a.options.target)
+    chosen = group.first.runs
     alone = "" if group.inductor_us is None else f" (Inductor {microseconds(group.inductor_us)})"
     return {
         "title": group.title if len(a.regions) > 1 else a.model,

@@ -11,7 +11,7 @@ def text(a: Analysis) -> str:
 
     parts: list[str] = []
     for region in a.regions:
-        runs = region.runs(a.options.target)
+        runs = region.runs
         if runs is None or runs.pipeline is None:
             parts.append(f"// {region.name}: no kernel, {region.problem or 'Inductor is the fastest'}\n")
             continue

@@ -104,7 +104,7 @@ def _regions(a: Analysis) -> str:
     said = []
     for kind, (one, more) in kinds.items():
         found = [r for r in a.regions if r.kind == kind]
-        running = [r for r in found if r.runner(a.options.target) not in ("inductor", "eager")]
+        running = [r for r in found if r.runner not in ("inductor", "eager")]
         if found:
             some = f"{len(running)} of " if len(running) < len(found) else ""
             said.append(f"{some}{len(found)} {one if len(found) == 1 else more}")

@@ -117,10 +117,10 @@ class Compilation:
                 ahead.plan_as_built([*found.regions, *shorter], self._planned, self.target)
                 found = found.with_tails(tails.faster(found, later, self._planned, self.target))
                 plans = Measured(self._planned, self.target)
-                made = plan_graph(found, plans, self.target.hardware, self.target.kind)
+                made = plan_graph(found, plans, self.target.hardware)
                 prepare.note(made)
             # Why another region is left, one that could not be planned or built, is said of each.
-            if left := sum(prepare.prefers_fallback(a, self.target) for a in made if a.kind == "region"):
+            if left := sum(prepare.prefers_fallback(a) for a in made if a.kind == "region"):
                 announce(
                     f"{left} of {len(found.regions)} regions go to Inductor, which is as fast there. "
                     "tilestream.explain(model, *inputs) tells all"
@@ -208,7 +208,7 @@ class Compilation:
         """Put calls in the place of what runs. An exception of ours costs the part, and is announced."""
         calls = Calls(graph)
         for each in made:
-            if not (running := each.running(self.target.kind)):
+            if not (running := each.running):
                 continue
             try:
                 if isinstance(each.of, Pair):

@@ -18,7 +18,7 @@ from tilestream.ir.pipeline import Pipeline
 from tilestream.ir.taps import pictures
 from tilestream.options import Options
 from tilestream.plan import chooser, few_rows, find, planner
-from tilestream.plan.candidates import Candidate, Plan
+from tilestream.plan.candidates import Plan
 from tilestream.plan.chooser import Question
 from tilestream.plan.find import LONE, NO_ROWS
 from tilestream.plan.parts import RegionAnalysis
@@ -78,7 +78,8 @@ def plan(region: Region, options: Options, target: Target) -> Plan:
 
 
 def question(region: Region, options: Options, target: Target) -> Question:
-    """Which kernel runs a region."""
+    """Which kernel runs a region; the fallback is no alternative to the reference machine."""
+    options = options.with_(target=target.kind)
     return planner.question(region.program, region.rows, target.hardware, options, turned(region, options))
 
 
@@ -114,26 +115,11 @@ def is_lone(region: Region, options: Options, target: Target) -> bool:
     return target.kind == "cuda" and find.is_lone(region, options)
 
 
-def choose(found: Plan, target: Target) -> Candidate:
-    """The candidate that runs. The reference machine was asked for, so it never gives way to Inductor.
-
-    Raises:
-        PlanError: it has no legal pipeline to run, with every reason.
-    """
-    if target.kind != "reference" or found.chosen.pipeline is not None:
-        return found.chosen
-    best = found.best_pipeline()
-    if best is None:
-        reasons = "; ".join(f"{c.name}: {c.rejected}" for c in found.candidates if c.rejected)
-        raise PlanError(f"{found.region} has no legal pipeline ({reasons})", "allow another strategy or device")
-    return best
-
-
-def prefers_fallback(analysis: RegionAnalysis, target: Target) -> bool:
+def prefers_fallback(analysis: RegionAnalysis) -> bool:
     """Whether a region was left to Inductor, or to a library, since that is as fast; not where it had no choice."""
     if analysis.problem or analysis.plan is None:
         return analysis.problem == LONE
-    return choose(analysis.plan, target).pipeline is None
+    return not analysis.plan.wins
 
 
 def planned(region: Region, options: Options, target: Target) -> tuple[Plan | None, str]:
@@ -157,7 +143,7 @@ def planned(region: Region, options: Options, target: Target) -> tuple[Plan | No
     try:
         with kernels_kept(options, target):
             found = built_plan(region, options, target)
-            pipeline = choose(found, target).pipeline
+            pipeline = found.chosen.pipeline
         if pipeline is None and not options.fallback:
             raise PlanError(f"{region.name}: no pipeline is faster than Inductor", "allow fallback=True")
     except Exception as failure:
@@ -179,7 +165,7 @@ def built_plan(region: Region, options: Options, target: Target) -> Plan:
         TilestreamError: nothing is left that beats Inductor; why the last one could not be built.
     """
     made = found = plan(region, options, target)
-    while (pipeline := choose(found, target).pipeline) is not None:
+    while (pipeline := found.chosen.pipeline) is not None:
         try:
             executable(pipeline, target.kind, target.device)
             break
