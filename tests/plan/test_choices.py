@@ -130,7 +130,7 @@ def test_a_training_step_is_planned_anew_for_another_device() -> None:
     made, right = (analyse(model, (x,), UNMEASURED, device, training=True) for device in (H200, there))
     moved = replan(made, there)
     assert moved.predicted_us == right.predicted_us
-    assert [(r.name, r.runner()) for r in moved.regions] == [(r.name, r.runner()) for r in right.regions]
+    assert [(r.name, r.runner) for r in moved.regions] == [(r.name, r.runner) for r in right.regions]
     assert "weight gradients" in {r.kind for r in moved.regions}
 
 

@@ -50,7 +50,7 @@ def check(owner: fx.GraphModule) -> int:
         exact = owner(*values)
     target = Target("reference", torch.device("cpu"), get("h200"))
     found = Found((), (), 0, owner, "backward", tuple(gradient_sites(owner.graph, target.hardware, 1)))
-    made = plan_graph(found, Measured(OPTIONS, target), target.hardware, target.kind)
+    made = plan_graph(found, Measured(OPTIONS, target), target.hardware)
     calls = Calls(owner)
     for each in made:
         assert isinstance(each.of, GradientLaunch)
