@@ -3,15 +3,16 @@ on few rows one tile that the grid shares, on many tiles of both products."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from torch import fx
 
-from tilestream.graph.lowering import MAX_FEATURES, Value
+from tilestream.graph.facts import Facts
+from tilestream.graph.lowering import MAX_FEATURES
 from tilestream.graph.nodes import is_product, is_view
 from tilestream.ir.tileops import OPS
 from tilestream.ir.verify import WIDEST as WIDEST_SUM
-from tilestream.kernels.product.shared_tile import MOST_ROWS
+from tilestream.ir.ways import reached
 
 WIDEST = 65_536
 """Columns of a layer that a shared tile may have: its CTAs divide them."""
@@ -23,9 +24,7 @@ ELEMENTWISE = ("unary", "binary")
 
 def wide_blocks(
     nodes: Collection[fx.Node],
-    known: Mapping[fx.Node, Value],
-    tiles: Mapping[fx.Node, Collection[fx.Node]],
-    kinds: Mapping[fx.Node, Sequence[str]],
+    facts: Facts,
     taken: Collection[fx.Node],
     left: Collection[fx.Node] = (),
 ) -> Iterator[list[list[fx.Node]]]:
@@ -37,71 +36,54 @@ def wide_blocks(
     stream begins with it, which would take the second layer.
 
     Args:
-        known: what nodes are, layers of any width included; ``tiles``: their operands that have rows; ``kinds``: of
-            the tile ops that they become; ``taken``: nodes of other regions, as they are when a block is asked for;
+        facts: of layers of any width; ``taken``: nodes of other regions, as they are when a block is asked for;
             ``left``: what many rows do in front is theirs whose product is in front of it.
     """
     for last in nodes:
-        rows = known[last].rows if last in known else None
-        if rows is None or not is_product(last) or not rows.is_Integer or int(rows) <= 0:
+        if not is_product(last) or facts.rows(last) <= 0:
             continue
-        shared = few(last, known)
-        if not shared and known[last].tile.features <= WIDEST_SUM[0]:
+        shared = facts.few(last)
+        if not shared and facts.width(last) <= WIDEST_SUM[0]:
             continue
-        members, firsts = _before(last, tiles)
-        inputs = {start_of(n, members, tiles) for n in firsts}
+        members, firsts = _before(last, facts)
+        inputs = {start_of(n, members, facts) for n in firsts}
         closed = all(u in members for n in members if n is not last for u in n.users)
-        wide = any(known[n].tile.features > MAX_FEATURES for n in members if n in known)
+        wide = any(facts.width(n) > MAX_FEATURES for n in members if n in facts.known)
         if firsts and len(inputs) == 1 and None not in inputs and closed and wide:
-            behind = after_product(last, known, kinds)
-            if not shared and _feeds_a_stream([last, *behind][-1], known):
+            behind = after_product(last, facts)
+            if not shared and _feeds_a_stream([last, *behind][-1], facts):
                 continue
             (start,) = inputs
             groups = []
             for tail in ([*behind], []):
                 group = {*members, *tail}
                 free = [n for n in nodes if n not in taken and (shared or n not in left)]
-                for front in (in_front(start, group, free, known, tiles, kinds), set()):
+                for front in (in_front(start, group, free, facts), set()):
                     found = [n for n in nodes if n in group or n in front]
                     if found not in groups:
                         groups.append(found)
             yield groups
 
 
-def _feeds_a_stream(result: fx.Node, known: Mapping[fx.Node, Value]) -> bool:
+def _feeds_a_stream(result: fx.Node, facts: Facts) -> bool:
     """Whether a product reads ``result`` with which a row stream may begin: it has the layer in front of it too."""
-    if known[result].tile.features > MAX_FEATURES:
+    if facts.width(result) > MAX_FEATURES:
         return False
-    todo, seen = [result], {result}
-    while todo:
-        for user in todo.pop().users:
-            if is_product(user):
-                return True
-            if user not in seen and is_view(user):
-                seen.add(user)
-                todo.append(user)
-    return False
+    readers = reached(result.users, lambda n: n.users if is_view(n) and not is_product(n) else ())
+    return any(map(is_product, readers))
 
 
-def few(node: fx.Node, known: Mapping[fx.Node, Value]) -> bool:
-    """Whether a tile has so few rows, known now, that CTAs should share them."""
-    rows = known[node].rows if node in known else None
-    return rows is not None and bool(rows.is_Integer) and 0 < int(rows) <= MOST_ROWS
-
-
-def after_product(
-    last: fx.Node, known: Mapping[fx.Node, Value], kinds: Mapping[fx.Node, Sequence[str]]
-) -> list[fx.Node]:
+def after_product(last: fx.Node, facts: Facts) -> list[fx.Node]:
     """What is done elementwise to the result of ``last`` before anybody else sees it."""
     found: list[fx.Node] = []
     chain: list[fx.Node] = []
     node = last
     while len(node.users) == 1:
         (node,) = node.users
-        if not _alike(node, last, known) or not _made_of(node, kinds, ELEMENTWISE):
+        if not _alike(node, last, facts) or not _made_of(node, facts, ELEMENTWISE):
             break
         chain.append(node)
-        if not is_view(node) and {*kinds[node]} - {"load"} != {"cast"}:
+        if not is_view(node) and {*facts.kinds[node]} - {"load"} != {"cast"}:
             found = [*chain]  # views at the end stay outside, and so do casts: they only make the result larger
     return found
 
@@ -110,40 +92,38 @@ def in_front(
     start: fx.Node | None,
     group: set[fx.Node],
     nodes: Sequence[fx.Node],
-    known: Mapping[fx.Node, Value],
-    tiles: Mapping[fx.Node, Collection[fx.Node]],
-    kinds: Mapping[fx.Node, Sequence[str]],
+    facts: Facts,
 ) -> set[fx.Node]:
     """What makes ``start``, which ``group`` reads, as far as it is elementwise or a norm and only the group uses it."""
-    if start is None or start not in known:
+    if start is None or start not in facts.known:
         return set()
     found: set[fx.Node] = set()
     wanted = {start}
     for node in reversed(nodes):
-        own = {*node.users} <= group | found and node in tiles
-        if node in wanted and own and _of_rows(node, start, known) and _made_of(node, kinds, (*ELEMENTWISE, *NORMS)):
+        own = {*node.users} <= group | found and node in facts.tiles
+        if node in wanted and own and _of_rows(node, start, facts) and _made_of(node, facts, (*ELEMENTWISE, *NORMS)):
             found.add(node)
-            wanted |= {*tiles[node]}
-    while idle := {n for n in found if is_view(n) and found.isdisjoint(tiles[n])}:
+            wanted |= facts.tiles[node]
+    while idle := {n for n in found if is_view(n) and found.isdisjoint(facts.tiles[n])}:
         found -= idle  # views at the border stay outside
     return found
 
 
-def _alike(a: fx.Node, b: fx.Node, known: Mapping[fx.Node, Value]) -> bool:
-    return _of_rows(a, b, known) and known[a].tile.features == known[b].tile.features
+def _alike(a: fx.Node, b: fx.Node, facts: Facts) -> bool:
+    return _of_rows(a, b, facts) and facts.width(a) == facts.width(b)
 
 
-def _of_rows(a: fx.Node, b: fx.Node, known: Mapping[fx.Node, Value]) -> bool:
-    return a in known and known[a].rows == known[b].rows
+def _of_rows(a: fx.Node, b: fx.Node, facts: Facts) -> bool:
+    return a in facts.known and facts.known[a].rows == facts.known[b].rows
 
 
-def _made_of(node: fx.Node, kinds: Mapping[fx.Node, Sequence[str]], families: Collection[str]) -> bool:
-    return all(OPS[kind].family in families or kind == "load" for kind in kinds[node])
+def _made_of(node: fx.Node, facts: Facts, families: Collection[str]) -> bool:
+    return all(OPS[kind].family in families or kind == "load" for kind in facts.kinds[node])
 
 
-def start_of(first: fx.Node, members: set[fx.Node], tiles: Mapping[fx.Node, Collection[fx.Node]]) -> fx.Node | None:
+def start_of(first: fx.Node, members: set[fx.Node], facts: Facts) -> fx.Node | None:
     """What a product of the first layer reads, whose views join ``members``: so one input stays one."""
-    node = first
+    node, tiles = first, facts.tiles
     while node is first or (is_view(node) and node in tiles):
         if len(tiles[node]) != 1:
             return None
@@ -156,9 +136,9 @@ def start_of(first: fx.Node, members: set[fx.Node], tiles: Mapping[fx.Node, Coll
     return node
 
 
-def _before(last: fx.Node, tiles: Mapping[fx.Node, Collection[fx.Node]]) -> tuple[set[fx.Node], list[fx.Node]]:
+def _before(last: fx.Node, facts: Facts) -> tuple[set[fx.Node], list[fx.Node]]:
     """``last`` and what it is made from, back to the products before it; no products where it reaches an input."""
-    members, firsts = {last}, []
+    members, firsts, tiles = {last}, [], facts.tiles
     todo = list(tiles[last])
     while todo:
         node = todo.pop()

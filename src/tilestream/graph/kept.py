@@ -17,6 +17,7 @@ from torch import fx
 from tilestream.graph.gradients import aliases
 from tilestream.graph.live import Live, tensor_bytes
 from tilestream.graph.nodes import aten, is_product, is_view, packet, value
+from tilestream.ir.ways import reached
 
 MOST_RESULTS = 3
 """Gradients that a piece makes on average, as many as Inductor's own code has at a time. NeRF's step at 65,536 points
@@ -115,13 +116,9 @@ def _front(group: Sequence[fx.Node], summed: Collection[str]) -> tuple[list[fx.N
     dy = group[start].args[0] if start < len(group) else None
     if not isinstance(dy, fx.Node) or not any(u.name in summed for each in aliases(dy) for u in each.users):
         return [], []
-    before, made = set(group[:start]), set[fx.Node]()
-    queue = [dy, *(n for n in before if not _on_chip([n]))]  # the rest are activations that the chain makes again
-    while queue:
-        node = queue.pop()
-        if node in before and node not in made:
-            made.add(node)
-            queue += node.all_input_nodes
+    before = set(group[:start])
+    made = before & {dy, *(n for n in before if not _on_chip([n]))}  # the rest: activations that the chain makes again
+    made = reached(made, lambda node: before.intersection(node.all_input_nodes))
     behind = [n for n in group if n not in made]
     end = next((k for k in range(len(behind)) if not _on_chip(behind[: k + 1])), len(behind))
     chain = behind[:end]

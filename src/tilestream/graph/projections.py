@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from math import prod
 
 from torch import fx
 
 from tilestream.graph.convolutions import is_convolution
-from tilestream.graph.few_rows import after_product, few, in_front, start_of
-from tilestream.graph.lowering import MAX_FEATURES, Value
+from tilestream.graph.facts import Facts
+from tilestream.graph.few_rows import after_product, in_front, start_of
+from tilestream.graph.lowering import MAX_FEATURES
 from tilestream.graph.nodes import is_product, is_view
 
 WIDEST_ALONE = 32_768
@@ -24,9 +25,7 @@ residual: 17.6 us and 30.6 for the 1 x 1 behind it and the next block's, 52.6 as
 
 def lone_layers(
     nodes: Collection[fx.Node],
-    known: Mapping[fx.Node, Value],
-    tiles: Mapping[fx.Node, Collection[fx.Node]],
-    kinds: Mapping[fx.Node, Sequence[str]],
+    facts: Facts,
     taken: Collection[fx.Node],
 ) -> Iterator[list[list[fx.Node]]]:
     """Groups of ``nodes``, in their order: all products of one input that no row stream holds, queries, keys and
@@ -41,77 +40,70 @@ def lone_layers(
     (``kernels.product.shared_tile.is_block``). So a group is convex.
 
     Args:
-        known, tiles, kinds, taken: as ``few_rows.wide_blocks`` has them.
+        facts, taken: as ``few_rows.wide_blocks`` has them.
     """
     found: dict[fx.Node, dict[fx.Node, set[fx.Node]]] = {}
     for node in nodes:
-        if node in taken or not is_product(node) or node not in known or known[node].tile.features > WIDEST_ALONE:
+        if node in taken or not is_product(node) or node not in facts.known or facts.width(node) > WIDEST_ALONE:
             continue
         views: set[fx.Node] = set()
-        start, rows = start_of(node, views, tiles), known[node].rows
-        if start is not None and rows.is_Integer and int(rows) > 0:
+        start = start_of(node, views, facts)
+        if start is not None and facts.rows(node) > 0:
             found.setdefault(start, {})[node] = {node, *views}
     for start, products in found.items():
         for several in ([*products], *([one] for one in products if len(products) > 1)):
-            shared = few(several[0], known)
-            wide = [known[n].tile.features for n in several] + ([_features(start)] if shared else [])
+            shared = facts.few(several[0])
+            wide = [*map(facts.width, several), *([_features(start)] if shared else [])]
             if max(wide) > MAX_FEATURES:
-                forms = _forms(nodes, start, {one: products[one] for one in several}, known, tiles, kinds, taken)
+                forms = _forms(nodes, start, {one: products[one] for one in several}, facts, taken)
                 yield [group for group in forms if shared or sum(not is_view(n) for n in group) > 1]
 
 
-def behind_layers(
-    nodes: Collection[fx.Node], known: Mapping[fx.Node, Value], kinds: Mapping[fx.Node, Sequence[str]]
-) -> frozenset[fx.Node]:
+def behind_layers(nodes: Collection[fx.Node], facts: Facts) -> frozenset[fx.Node]:
     """What many rows have behind a product that no row stream holds, up to where more than one op reads it: with the
     sum of a residual, a layer by itself. In the block behind it, it would be computed twice, from two tensors."""
-    products = (n for n in nodes if is_product(n) and n in known and not few(n, known))
-    wide = (n for n in products if known[n].tile.features > MAX_FEATURES)
-    return frozenset(b for n in wide for b in after_product(n, known, kinds) if not is_view(b) and len(b.users) > 1)
+    products = (n for n in nodes if is_product(n) and n in facts.known and not facts.few(n))
+    wide = (n for n in products if facts.width(n) > MAX_FEATURES)
+    return frozenset(b for n in wide for b in after_product(n, facts) if not is_view(b) and len(b.users) > 1)
 
 
 def lone_convolutions(
     nodes: Collection[fx.Node],
-    known: Mapping[fx.Node, Value],
-    tiles: Mapping[fx.Node, Collection[fx.Node]],
-    kinds: Mapping[fx.Node, Sequence[str]],
+    facts: Facts,
     taken: Collection[fx.Node],
 ) -> Iterator[list[list[fx.Node]]]:
     """Likewise convolutions that go alone, with what is done elementwise behind each, and without: those of few output
     pixels, of which a row stream would keep as few SMs busy as there are tiles; and those of long sums, whose tiles are
     long on their way, while tiles of the layers behind are short and many.
     """
-    del tiles  # a convolution reads whole pictures
     for node in nodes:
-        if node not in taken and node in known and is_convolution(node) and _goes_alone(node, known):
-            behind = after_product(node, known, kinds)
+        if node not in taken and node in facts.known and is_convolution(node) and _goes_alone(node, facts):
+            behind = after_product(node, facts)
             yield [[node, *behind], [node]] if behind else [[node]]
 
 
-def _goes_alone(node: fx.Node, known: Mapping[fx.Node, Value]) -> bool:
-    rows, weight = known[node].rows, node.args[1]
+def _goes_alone(node: fx.Node, facts: Facts) -> bool:
+    weight = node.args[1]
     assert isinstance(weight, fx.Node)
     out, *taken = weight.meta["val"].shape
-    return prod(taken) > LONG_SUM or (bool(rows.is_Integer) and 0 < int(rows) <= FEW_PIXELS)
+    return prod(taken) > LONG_SUM or 0 < facts.rows(node) <= FEW_PIXELS
 
 
 def _forms(
     nodes: Collection[fx.Node],
     start: fx.Node,
     products: Mapping[fx.Node, set[fx.Node]],
-    known: Mapping[fx.Node, Value],
-    tiles: Mapping[fx.Node, Collection[fx.Node]],
-    kinds: Mapping[fx.Node, Sequence[str]],
+    facts: Facts,
     taken: Collection[fx.Node],
 ) -> list[list[fx.Node]]:
     """The group of ``products``, each with its views, with and without what is behind, in front, and the views: where
     these are of other rows, as heads put together again are, they stay outside."""
     viewed = set().union(*products.values())
-    behind = {n for one in products for n in after_product(one, known, kinds)}
+    behind = {n for one in products for n in after_product(one, facts)}
     free = [n for n in nodes if n not in taken]
     groups: list[list[fx.Node]] = []
     for tail in (behind, set()):
-        front = in_front(start, viewed | tail, free, known, tiles, kinds)
+        front = in_front(start, viewed | tail, free, facts)
         for group in (viewed | tail | front, viewed | tail, {*products} | tail):
             made = [n for n in nodes if n in group]
             if made not in groups:

@@ -19,6 +19,7 @@ from tilestream.graph.provenance import source
 from tilestream.graph.rounding import round_results
 from tilestream.graph.sizes import expression, hint, product
 from tilestream.ir.pipeline import Pipeline, Role, Stage, Tensor, TileOp
+from tilestream.ir.ways import reached
 
 
 @dataclass(frozen=True)
@@ -150,16 +151,7 @@ def extract(
     Placeholders and constants of the outer graph that are reached are arguments too.
     """
     stops = set(inputs)
-    needed: set[fx.Node] = set()
-    queue = list(outputs)
-    while queue:
-        node = queue.pop()
-        if node in needed:
-            continue
-        needed.add(node)
-        if node not in stops:
-            queue.extend(node.all_input_nodes)
-    needed |= stops
+    needed = stops | reached(outputs, lambda n: () if n in stops else n.all_input_nodes)
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     ordered = sorted(needed)  # as they stand in the graph, of which a region is a small part

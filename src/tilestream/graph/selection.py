@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import operator
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
 from typing import TypeVar
@@ -18,6 +18,7 @@ from tilestream.announce import announce_failure, first_line
 from tilestream.graph import operators
 from tilestream.graph.convexity import Groups, successors
 from tilestream.graph.convolutions import is_convolution
+from tilestream.graph.facts import Facts
 from tilestream.graph.few_rows import WIDEST, wide_blocks
 from tilestream.graph.kept import pieces
 from tilestream.graph.lowering import MAX_FEATURES, Emitter, Value
@@ -38,7 +39,8 @@ from tilestream.graph.projections import behind_layers, lone_convolutions, lone_
 from tilestream.graph.provenance import source
 from tilestream.graph.region import Region, lower
 from tilestream.graph.sizes import hint
-from tilestream.graph.wide import Facts, hidden, pooled
+from tilestream.graph.wide import hidden, pooled
+from tilestream.ir.ways import reached
 from tilestream.kernels.product.shared_tile import MOST_ROWS, is_block
 from tilestream.kernels.product.tiled_block.model import is_tileable
 
@@ -90,24 +92,6 @@ class Partition:
     @property
     def regions(self) -> tuple[Region, ...]:
         return tuple(cut.region for cut in self.cuts)
-
-
-@dataclass
-class _Facts:
-    """What single nodes are, before any grouping.
-
-    Attributes:
-        known: the values of those that may be in a region.
-        tiles, parameters: their operands that stream by rows, and the others.
-        reasons: why nodes stay out.
-        kinds: of the tile ops that a node becomes.
-    """
-
-    known: dict[fx.Node, Value] = field(default_factory=dict)
-    tiles: dict[fx.Node, frozenset[fx.Node]] = field(default_factory=dict)
-    parameters: dict[fx.Node, frozenset[fx.Node]] = field(default_factory=dict)
-    reasons: dict[fx.Node, str] = field(default_factory=dict)
-    kinds: dict[fx.Node, tuple[str, ...]] = field(default_factory=dict)
 
 
 def partition(
@@ -223,10 +207,10 @@ def _blocks(
         return
     wide = _examine(nodes, refused, WIDEST)
     inside = {*refused, *streamed}
-    left = behind_layers(nodes, wide.known, wide.kinds) if projections else frozenset()
+    left = behind_layers(nodes, wide) if projections else frozenset()
     two_layers = partial(wide_blocks, left=left)
     for find in (lone_convolutions, two_layers, lone_layers) if projections else (two_layers,):
-        for groups in find(nodes, wide.known, wide.tiles, wide.kinds, inside):
+        for groups in find(nodes, wide, inside):
             for group in groups:
                 if not inside.isdisjoint(group):
                     continue
@@ -254,8 +238,7 @@ def _hidden(nodes: list[fx.Node]) -> frozenset[fx.Node]:
     if not _any_wide(nodes):
         return frozenset()
     facts = _examine(nodes, {}, WIDEST)
-    told = Facts(facts.known, facts.kinds, facts.tiles)
-    return hidden(nodes, told) | pooled(nodes, told)
+    return hidden(nodes, facts) | pooled(nodes, facts)
 
 
 def _examine(
@@ -263,8 +246,8 @@ def _examine(
     refused: Mapping[fx.Node, str],
     widest: int = MAX_FEATURES,
     wide: frozenset[fx.Node] = frozenset(),
-    before: _Facts | None = None,
-) -> _Facts:
+    before: Facts | None = None,
+) -> Facts:
     """What each node is; ``widest`` and ``wide`` as ``Emitter``'s.
 
     Those that ``refused`` names are no tiles, and what reads them sees them as any tensor.
@@ -272,7 +255,7 @@ def _examine(
     Args:
         before: of nodes that it tells of, what is known already; added to.
     """
-    facts = before or _Facts()
+    facts = before or Facts()
     told = {*facts.known, *facts.reasons}
     for node in nodes:
         if is_sym(node) or node in told:
@@ -296,23 +279,16 @@ def _examine(
 def _behind(refused: Iterable[fx.Node]) -> set[fx.Node]:
     """Nodes that may be something else now that these are refused: the tuples that they are part of, and all that comes
     of those."""
-    found: set[fx.Node] = set()
-    queue = [_whole(node) for node in refused]
-    while queue:
-        node = queue.pop()
-        if node not in found:
-            found.add(node)
-            queue += node.users
-    return found
+    return reached(map(_whole, refused), lambda n: n.users)
 
 
-def _without(facts: _Facts, nodes: Collection[fx.Node]) -> _Facts:
+def _without(facts: Facts, nodes: Collection[fx.Node]) -> Facts:
     """The facts of all other nodes."""
 
     def left(told: Mapping[fx.Node, T]) -> dict[fx.Node, T]:
         return {node: fact for node, fact in told.items() if node not in nodes}
 
-    return _Facts(left(facts.known), left(facts.tiles), left(facts.parameters), left(facts.reasons), left(facts.kinds))
+    return Facts(left(facts.known), left(facts.tiles), left(facts.parameters), left(facts.reasons), left(facts.kinds))
 
 
 def _whole(node: fx.Node) -> fx.Node:
@@ -327,7 +303,7 @@ def _mistake(node: fx.Node, failure: Exception) -> str:
     return f"an exception of ours: {type(failure).__name__}: {first_line(failure)}"
 
 
-def _exclude(facts: _Facts, node: fx.Node, reason: str) -> None:
+def _exclude(facts: Facts, node: fx.Node, reason: str) -> None:
     """Say why a node is no tile. The parts of a tuple live and die with it: only tensors cross a region's border."""
     whole = _whole(node)
     for each in (whole, *(u for u in whole.users if u.target is operator.getitem)):
@@ -338,7 +314,7 @@ def _exclude(facts: _Facts, node: fx.Node, reason: str) -> None:
 
 
 def _group(
-    nodes: list[fx.Node], after: Mapping[fx.Node, list[fx.Node]], facts: _Facts, backward: bool
+    nodes: list[fx.Node], after: Mapping[fx.Node, list[fx.Node]], facts: Facts, backward: bool
 ) -> list[list[fx.Node]]:
     """The largest groups that stay convex; ``after`` as ``convexity.successors`` says."""
     groups = Groups(after, {n: facts.parameters[n] for n in nodes if n in facts.known})
@@ -371,7 +347,7 @@ def _device(node: fx.Node) -> torch.device | None:
     return first.device if isinstance(first, torch.Tensor) else None
 
 
-def _worth(group: list[fx.Node], facts: _Facts) -> bool:
+def _worth(group: list[fx.Node], facts: Facts) -> bool:
     """Whether a group has a product; the nodes of one that has none are told why they stay out."""
     if any(is_product(n) or is_convolution(n) for n in group):
         return True
@@ -380,7 +356,7 @@ def _worth(group: list[fx.Node], facts: _Facts) -> bool:
     return False
 
 
-def _trim(group: list[fx.Node], facts: _Facts, backward: bool) -> list[fx.Node]:
+def _trim(group: list[fx.Node], facts: Facts, backward: bool) -> list[fx.Node]:
     """Leave the views at the borders outside, where they cost nothing.
 
     A slice of an input stays: read once, cut in the tile. A slice that leaves the region goes: a
@@ -427,7 +403,7 @@ def _row_bytes(node: fx.Node) -> int:
     return hint(fake.shape[-1]) * fake.element_size()
 
 
-def _borders(node: fx.Node, members: set[fx.Node], facts: _Facts) -> bool:
+def _borders(node: fx.Node, members: set[fx.Node], facts: Facts) -> bool:
     """Whether a view or gather of ``members`` is at their border, where it can as well stay outside."""
     if not node.users.keys() & members:
         return True

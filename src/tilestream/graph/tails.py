@@ -11,6 +11,7 @@ from tilestream.graph.modules import copied
 from tilestream.graph.nodes import is_product
 from tilestream.graph.region import Region
 from tilestream.graph.selection import Cut, Partition, partition
+from tilestream.ir.ways import reached
 
 LIBRARY = "a library spreads this layer over more SMs than a row stream of so few rows has tiles"
 LEAST_LAYERS = 2
@@ -61,11 +62,5 @@ def tails(region: Region) -> Iterator[Tail]:
 
 def _behind(node: fx.Node) -> set[fx.Node]:
     """The operators that a node's value comes from."""
-    found: set[fx.Node] = set()
-    todo = [*node.all_input_nodes]
-    while todo:
-        one = todo.pop()
-        if one.op == "call_function" and one not in found:
-            found.add(one)
-            todo += one.all_input_nodes
-    return found
+    found = reached(node.all_input_nodes, lambda n: n.all_input_nodes)
+    return {n for n in found if n.op == "call_function"}

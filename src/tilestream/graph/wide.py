@@ -3,25 +3,16 @@ and last layers of which only maxima over rows leave."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from torch import fx
 
-from tilestream.graph.lowering import MAX_FEATURES, Value
+from tilestream.graph.facts import Facts
+from tilestream.graph.lowering import MAX_FEATURES
 from tilestream.graph.nodes import is_view
 from tilestream.ir.tileops import OPS
 from tilestream.ir.verify import WIDEST
-from tilestream.kernels.product.shared_tile import MOST_ROWS
-
-
-@dataclass(frozen=True)
-class Facts:
-    """Of nodes that are tile ops, whatever their width: their values, the kinds of their ops, the tiles they read."""
-
-    known: Mapping[fx.Node, Value]
-    kinds: Mapping[fx.Node, tuple[str, ...]]
-    tiles: Mapping[fx.Node, frozenset[fx.Node]]
+from tilestream.ir.ways import reached
 
 
 def hidden(nodes: Sequence[fx.Node], facts: Facts) -> frozenset[fx.Node]:
@@ -31,9 +22,9 @@ def hidden(nodes: Sequence[fx.Node], facts: Facts) -> frozenset[fx.Node]:
     """
     found: set[fx.Node] = set()
     for node in nodes:
-        if node in found or not _is_linear(node, facts) or _few(node, facts):
+        if node in found or not _is_linear(node, facts) or facts.few(node):
             continue
-        if _width(node, facts) > MAX_FEATURES:
+        if facts.width(node) > MAX_FEATURES:
             found |= _layer(node, facts)
     return frozenset(found)
 
@@ -46,28 +37,25 @@ def pooled(nodes: Sequence[fx.Node], facts: Facts) -> frozenset[fx.Node]:
     """
     found: set[fx.Node] = set()
     for node in nodes:
-        if node in found or not _is_linear(node, facts) or _few(node, facts) or _width(node, facts) <= MAX_FEATURES:
+        if node in found or not _is_linear(node, facts) or facts.few(node) or facts.width(node) <= MAX_FEATURES:
             continue
-        if any(_width(x, facts) > MAX_FEATURES for x in facts.tiles[node] & facts.known.keys()):
+        if any(facts.width(x) > MAX_FEATURES for x in facts.tiles[node] & facts.known.keys()):
             continue
-        inside, todo, only = {node}, [node], True
-        while todo and only:
-            for user in todo.pop().users:
-                if "max_rows" in facts.kinds.get(user, ()):
-                    continue
-                only = only and _follows(user, node, facts) and not _is_linear(user, facts)
-                if user not in inside:
-                    inside.add(user)
-                    todo.append(user)
-        if only:
-            found |= inside
+        found |= _up_to_maxima(node, facts)
     return frozenset(found)
 
 
-def _few(node: fx.Node, facts: Facts) -> bool:
-    """Whether there are so few rows that SMs should share a tile (``graph.few_rows``)."""
-    rows = facts.known[node].rows
-    return bool(rows.is_Integer) and int(rows) <= MOST_ROWS
+def _up_to_maxima(start: fx.Node, facts: Facts) -> set[fx.Node]:
+    """A linear and what follows element by element up to maxima over rows; nothing where anything else reads it."""
+
+    def follows(node: fx.Node) -> bool:
+        return node is start or (_follows(node, start, facts) and not _is_linear(node, facts))
+
+    def readers(node: fx.Node) -> list[fx.Node]:
+        return [u for u in node.users if "max_rows" not in facts.kinds.get(u, ())] if follows(node) else []
+
+    inside = reached([start], readers)
+    return inside if all(map(follows, inside)) else set()
 
 
 def _layer(start: fx.Node, facts: Facts) -> set[fx.Node]:
@@ -88,18 +76,18 @@ def _layer(start: fx.Node, facts: Facts) -> set[fx.Node]:
             else:
                 return set()
         if _is_linear(node, facts):
-            if any(_width(x, facts) > WIDEST[0] for x in facts.tiles[node] & facts.known.keys()):
+            if any(facts.width(x) > WIDEST[0] for x in facts.tiles[node] & facts.known.keys()):
                 return set()
         else:
             todo += (x for x in facts.tiles[node] if x in facts.known)
-    alone = len(readers) == 1 and all(_width(r, facts) <= WIDEST[0] for r in readers)
-    equal = all(_width(n, facts) == _width(start, facts) for n in inside)
+    alone = len(readers) == 1 and all(facts.width(r) <= WIDEST[0] for r in readers)
+    equal = all(facts.width(n) == facts.width(start) for n in inside)
     return inside if alone and equal and all(_plain(n, facts) for n in inside) else set()
 
 
 def _follows(node: fx.Node, start: fx.Node, facts: Facts) -> bool:
     """Whether ``node`` computes a tile as wide as ``start`` element by element, or is that tile under another shape."""
-    return node in facts.known and _width(node, facts) == _width(start, facts) and _plain(node, facts)
+    return node in facts.known and facts.width(node) == facts.width(start) and _plain(node, facts)
 
 
 def _plain(node: fx.Node, facts: Facts) -> bool:
@@ -112,7 +100,3 @@ def _plain(node: fx.Node, facts: Facts) -> bool:
 
 def _is_linear(node: fx.Node, facts: Facts) -> bool:
     return "linear" in facts.kinds.get(node, ())
-
-
-def _width(node: fx.Node, facts: Facts) -> int:
-    return facts.known[node].tile.features

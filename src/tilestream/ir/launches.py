@@ -8,6 +8,7 @@ from dataclasses import replace
 from tilestream.errors import IRError
 from tilestream.ir.once import once
 from tilestream.ir.pipeline import Pipeline, Role, Tensor, TileOp, Transport
+from tilestream.ir.ways import reached
 
 
 def cut_at_dram(p: Pipeline) -> tuple[Pipeline, ...]:
@@ -60,40 +61,25 @@ def launches_at_dram(p: Pipeline, of: str = "") -> Iterator[Pipeline]:
 
 
 def _groups(p: Pipeline) -> list[frozenset[str]]:
-    parent = {s.name: s.name for s in p.stages}
-
-    def root(name: str) -> str:
-        while parent[name] != name:
-            name = parent[name]
-        return name
-
+    """Stages that on-chip queues join, in either direction."""
+    near = {s.name: {s.name} for s in p.stages}
     for q in p.queues:
         if q.transport is not Transport.DRAM:
             for consumer in q.consumers:
-                parent[root(consumer)] = root(q.producer)
-    roots = dict.fromkeys(root(s.name) for s in p.stages)
-    return [frozenset(s.name for s in p.stages if root(s.name) == r) for r in roots]
+                near[q.producer].add(consumer)
+                near[consumer].add(q.producer)
+    return list(dict.fromkeys(frozenset(reached([s.name], near.__getitem__)) for s in p.stages))
 
 
 def _order(p: Pipeline, groups: list[frozenset[str]]) -> list[frozenset[str]]:
+    """``groups`` so that each comes after those that make what it reads; else in their order."""
+    far = [q for q in p.queues if q.transport is Transport.DRAM]
+    waits = {g: {q.producer for q in far if not g.isdisjoint(q.consumers)} for g in groups}
     done: list[frozenset[str]] = []
-    left = list(groups)
-    while left:
-        finished = {name for g in done for name in g}
-        ready = next(
-            (
-                g
-                for g in left
-                if all(
-                    q.producer in finished
-                    for q in p.queues
-                    if q.transport is Transport.DRAM and any(c in g for c in q.consumers)
-                )
-            ),
-            None,
-        )
+    while len(done) < len(groups):
+        finished = frozenset().union(*done)
+        ready = next((g for g in groups if g not in done and waits[g] <= finished), None)
         if ready is None:
             raise IRError(f"the DRAM queues of pipeline {p.name!r} form a cycle", "remove one of them")
         done.append(ready)
-        left.remove(ready)
     return done

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from graphlib import CycleError, TopologicalSorter
 
 from tilestream.errors import IRError, VerifyError
 from tilestream.ir.axis_rules import (
@@ -70,15 +71,14 @@ def queues_join(p: Pipeline) -> None:
 
 def stage_graph_is_acyclic(p: Pipeline) -> None:
     """No stage waits for itself, directly or through others."""
-    after: dict[str, list[str]] = {s.name: [] for s in p.stages}
-    for q in p.queues:
-        after[q.producer] += q.consumers
-    cycle = _cycle(after)
-    if cycle:
+    makers = {s.name: [q.producer for q in p.queues if s.name in q.consumers] for s in p.stages}
+    try:
+        TopologicalSorter(makers).prepare()
+    except CycleError as error:
         raise VerifyError(
-            f"the stages of pipeline {p.name!r} wait for each other: {' -> '.join(cycle)}",
+            f"the stages of pipeline {p.name!r} wait for each other: {' -> '.join(error.args[1])}",
             "put the stages of the cycle into one stage",
-        )
+        ) from None
 
 
 def queues_hold_a_step(p: Pipeline) -> None:
@@ -245,25 +245,6 @@ def named(stage: Stage) -> str:
 
 def _queue(q: Queue) -> str:
     return f"queue of {q.tile!r} from {q.producer!r}" + (f" ({q.source})" if q.source else "")
-
-
-def _cycle(after: dict[str, list[str]]) -> list[str]:
-    """The names along one cycle, first repeated at the end; empty if there is none."""
-    finished: set[str] = set()
-    for start in after:
-        path = [start]
-        branches = [iter(after[start])]
-        while branches:
-            name = next(branches[-1], None)
-            if name is None:
-                finished.add(path.pop())
-                branches.pop()
-            elif name in path:
-                return [*path[path.index(name) :], name]
-            elif name not in finished:
-                path.append(name)
-                branches.append(iter(after[name]))
-    return []
 
 
 def _in_registers(p: Pipeline, stage: Stage) -> list[str]:

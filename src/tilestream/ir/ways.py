@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from typing import TypeVar
 
 from tilestream.ir.pipeline import Pipeline, Transport
+
+N = TypeVar("N", bound=Hashable)
 
 
 def after(p: Pipeline, *, on_chip: bool = False) -> dict[str, set[str]]:
@@ -20,26 +23,32 @@ def after(p: Pipeline, *, on_chip: bool = False) -> dict[str, set[str]]:
 def between(p: Pipeline, start: str, end: str) -> set[str]:
     """Stages on a way from ``start`` to ``end``, these two apart."""
     following = after(p)
-    return {s for s in reached(following, start) if end in reached(following, s)}
+    return {s for s in behind(following, start) if end in behind(following, s)}
 
 
 def beside(p: Pipeline, start: str, end: str) -> set[str]:
     """Stages on other ways to ``end``, of what is on its way to ``start`` or made there: tiles that come straight from
     ``start`` wait for them."""
     following = after(p)
-    early = {s for s in following if start in reached(following, s)} | {start}
-    late = {s for a in early for s in reached(following, a)} - early
-    return {s for s in late if end in reached(following, s)}
+    early = {s for s in following if start in behind(following, s)} | {start}
+    late = {s for a in early for s in behind(following, a)} - early
+    return {s for s in late if end in behind(following, s)}
 
 
-def reached(following: Mapping[str, set[str]], start: str) -> set[str]:
+def behind(following: Mapping[str, set[str]], start: str) -> set[str]:
     """The stages behind ``start``, ``following`` being those that take tiles from each."""
-    found: set[str] = set()
-    todo = [start]
+    return reached(following.get(start, ()), lambda name: following.get(name, ()))
+
+
+def reached(starts: Iterable[N], after: Callable[[N], Iterable[N]]) -> set[N]:
+    """``starts``, and all that comes after them in a graph of any kind."""
+    found: set[N] = set()
+    todo = [*starts]
     while todo:
-        new = following.get(todo.pop(), set()) - found
-        found |= new
-        todo += new
+        one = todo.pop()
+        if one not in found:
+            found.add(one)
+            todo += after(one)
     return found
 
 

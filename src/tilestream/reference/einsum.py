@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tilestream.ir.derive import result_axes, sums
 from tilestream.ir.pipeline import TileOp
-from tilestream.reference.ops import BINARY, UNARY
+from tilestream.reference.ops import BINARY, UNARY, elementwise
 
 COMBINE: dict[str, tuple[float, Callable[[Tensor, Tensor], Tensor]]] = {
     "sum": (0.0, torch.add),
@@ -59,14 +59,8 @@ def _any(axis: str, views: Sequence) -> bool:
 
 
 def _each(op: TileOp, parts: list[Tensor], dtype: torch.dtype) -> Tensor:
-    if op.kind in UNARY:
-        return UNARY[op.kind](parts[0], op)
-    if op.kind in BINARY:
-        scalar = op.attr("scalar")
-        if scalar is not None:
-            parts = [*parts, torch.tensor(float(scalar), dtype=dtype)]
-        a, b = reversed(parts) if op.attr("reversed") else parts
-        return BINARY[op.kind](a, b)
+    if op.kind in UNARY or op.kind in BINARY:
+        return elementwise(op, parts, dtype)
     total = parts[0]  # copies of all kinds; a concatenation is the sum of its shifted parts
     for part in parts[1:]:
         total = total + part

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
 from typing import Literal
 
 import torch
 from torch.nn import functional
 
-from tilestream.errors import PipelineDeadlock
 from tilestream.ir.columns import first_column
 from tilestream.ir.launches import cut_at_dram
 from tilestream.ir.pipeline import Pipeline, Role, Stage, Tile, TileOp, Transport
@@ -19,7 +19,7 @@ from tilestream.ir.verify import verify
 from tilestream.reference.inputs import check_inputs
 from tilestream.reference.mesh_machine import run_meshes
 from tilestream.reference.ops import ARITHMETIC, Arithmetic, evaluate, pixels, take
-from tilestream.reference.ring import Ring
+from tilestream.reference.ring import Slots, Wait, take_turns
 
 Observe = Callable[[str, int, torch.Tensor], None]
 
@@ -109,33 +109,42 @@ class _Launch:
             t.name: arithmetic.stored(torch.empty(rows, t.features, dtype=arithmetic.dtype), t.dtype)
             for t in pipeline.by_role(Role.OUTPUT)
         }
-        self.rings = [Ring(q) for q in pipeline.queues if q.transport is not Transport.DRAM]
+        self.rings = [Slots(q) for q in pipeline.queues if q.transport is not Transport.DRAM]
         # Every stage must see whole steps, or one of two tiles a step would wait for a tile that nobody makes.
         step = max((s.tiles_per_step for s in pipeline.stages), default=1)
         self.tiles = -(-rows // (pipeline.tile_rows * step)) * step
 
     def run(self) -> dict[str, torch.Tensor]:
-        workers = [_Worker(stage, r, self.rings) for stage in self.pipeline.stages for r in range(stage.replicas)]
-        fired = 0
-        while left := [w for w in workers if w.first < self.tiles]:
-            before = fired
-            for worker in left:
-                if worker.blocked() is None:
-                    self._fire(worker)
-                    fired += 1
-            if fired == before:
-                raise self._deadlock(left, fired)
+        workers = {}
+        for stage in self.pipeline.stages:
+            for replica in range(stage.replicas):
+                at = f" ({stage.source})" if stage.source else ""
+                workers[f"stage {stage.name!r} replica {replica}{at}"] = self._work(stage, replica)
+        take_turns(
+            self.pipeline.name,
+            workers,
+            "make each full queue hold at least one step of every stage at its ends, and remove cycles; "
+            "tilestream.ir.verify names the rule",
+        )
         return self.outputs
 
-    def _fire(self, worker: _Worker) -> None:
-        for t in worker.step():
-            values = {ring.queue.tile: self.arithmetic.widen(ring.take(t, worker.stage.name)) for ring in worker.takes}
-            for op in worker.stage.ops:
-                self._apply(op, values, t)
-            for ring in worker.makes:
-                tile = self.described[ring.queue.tile]
-                ring.push(t, self.arithmetic.stored(values[tile.name], tile.dtype))
-        worker.advance()
+    def _work(self, stage: Stage, replica: int) -> Iterator[Wait | None]:
+        """One replica of a stage; it does every ``replicas``-th step, in order."""
+        takes = [r for r in self.rings if stage.name in r.queue.consumers]
+        makes = [r for r in self.rings if stage.name == r.queue.producer]
+        per_step = stage.tiles_per_step
+        for first in range(replica * per_step, self.tiles, per_step * stage.replicas):
+            step = range(first, first + per_step)
+            while wait := _blocked(stage, step, takes, makes):
+                yield wait
+            for t in step:
+                values = {r.queue.tile: self.arithmetic.widen(r.take(t, stage.name)) for r in takes}
+                for op in stage.ops:
+                    self._apply(op, values, t)
+                for ring in makes:
+                    tile = self.described[ring.queue.tile]
+                    ring.push(t, self.arithmetic.stored(values[tile.name], tile.dtype))
+            yield None
 
     def _apply(self, op: TileOp, values: dict[str, torch.Tensor], t: int) -> None:
         start, stop = t * self.tile_rows, min((t + 1) * self.tile_rows, self.rows)
@@ -169,44 +178,10 @@ class _Launch:
         short = self.tile_rows - (stop - start)
         return functional.pad(value, (0, 0, 0, short)) if short else value
 
-    def _deadlock(self, blocked: list[_Worker], fired: int) -> PipelineDeadlock:
-        waits = ((w, w.blocked()) for w in blocked)
-        reasons = "; ".join(
-            f"{w.name} at tile {w.first} waits for {wait[0]} {wait[1]} in the {wait[2].describe()}"
-            for w, wait in waits
-            if wait
-        )
-        return PipelineDeadlock(
-            f"no stage of pipeline {self.pipeline.name!r} can go on after {fired} steps: {reasons}",
-            "make each full queue hold at least one step of every stage at its ends, and remove cycles; "
-            "tilestream.ir.verify names the rule",
-        )
 
-
-class _Worker:
-    """One replica of a stage; it does every ``replicas``-th step, in order."""
-
-    def __init__(self, stage: Stage, replica: int, rings: list[Ring]) -> None:
-        self.stage = stage
-        self.name = f"stage {stage.name!r} replica {replica}" + (f" ({stage.source})" if stage.source else "")
-        self.takes = [r for r in rings if stage.name in r.queue.consumers]
-        self.makes = [r for r in rings if stage.name == r.queue.producer]
-        self.first = replica * stage.tiles_per_step
-
-    def step(self) -> range:
-        return range(self.first, self.first + self.stage.tiles_per_step)
-
-    def advance(self) -> None:
-        self.first += self.stage.tiles_per_step * self.stage.replicas
-
-    def blocked(self) -> tuple[str, int, Ring] | None:
-        """What the next step waits for: a tile or room for it, its index, and the queue."""
-        for ring in self.takes:
-            for t in self.step():
-                if not ring.holds(t, self.stage.name):
-                    return "tile", t, ring
-        for ring in self.makes:
-            for t in self.step():
-                if not ring.has_room(t):
-                    return "room for tile", t, ring
-        return None
+def _blocked(stage: Stage, step: range, takes: list[Slots], makes: list[Slots]) -> Wait | None:
+    """What a step waits for: a tile, or room for one."""
+    at = f"at tile {step[0]} waits for"
+    missing = (Wait(f"{at} tile {t}", r) for r in takes for t in step if not r.holds(t, stage.name))
+    full = (Wait(f"{at} room for tile {t}", r) for r in makes for t in step if not r.has_room(t))
+    return next(chain(missing, full), None)

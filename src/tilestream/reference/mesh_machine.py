@@ -15,7 +15,7 @@ from math import ceil, prod
 import torch
 from torch import Tensor as Array
 
-from tilestream.errors import InputError, PipelineDeadlock
+from tilestream.errors import InputError
 from tilestream.ir.axes import ROWS, Level, View, along
 from tilestream.ir.derive import (
     PARTIAL_BYTES,
@@ -36,6 +36,7 @@ from tilestream.ir.pipeline import DTYPE_BYTES, ELEMENT_BYTES, Pipeline, Queue, 
 from tilestream.ir.taps import pictures
 from tilestream.reference.einsum import COMBINE, evaluate
 from tilestream.reference.ops import Arithmetic
+from tilestream.reference.ring import Ring, Wait, take_turns
 from tilestream.reference.workers import Coordinates, Steps, Workers, coordinate, read
 
 
@@ -92,50 +93,39 @@ class _Machine:
         self.rings = [_Ring(q, p.stage(q.producer), self.size) for q in p.queues]
         self.stages = {s.name: _Running(s, self.size, self.rings) for s in p.stages}
         self.done: set[str] = set()
-        self.events = 0
 
     def run(self) -> dict[str, Array]:
-        live = {name: self._walk(s.program, {}, s) for name, s in self.stages.items()}
-        while live:
-            before, waits = self.events, []
-            for name in list(live):
-                why = next(live[name], None)
-                if why is None:
-                    self.done.add(name)
-                    self.events += 1
-                    del live[name]
-                else:
-                    waits.append(f"stage {name!r} waits for {why}")
-            if self.events == before:
-                raise PipelineDeadlock(
-                    f"no stage of pipeline {self.p.name!r} can go on: {'; '.join(waits)}",
-                    "make the queue named deeper, or let it be in DRAM",
-                )
+        workers = {f"stage {name!r}": self._work(s) for name, s in self.stages.items()}
+        take_turns(self.p.name, workers, "make the queue named deeper, or let it be in DRAM")
         outputs = {}
         for t in self.p.by_role(Role.OUTPUT):
             outputs[t.name] = self.arithmetic.stored(self.memory[t.name], t.dtype)
         return outputs
 
-    def _walk(self, body: Sequence[TileOp | Nest], now: Steps, s: _Running) -> Iterator[str]:
-        """The program of a stage. Yields what it waits for, whenever it has to."""
+    def _work(self, s: _Running) -> Iterator[Wait | None]:
+        yield from self._walk(s.program, {}, s)
+        self.done.add(s.stage.name)
+
+    def _walk(self, body: Sequence[TileOp | Nest], now: Steps, s: _Running) -> Iterator[Wait | None]:
+        """The program of a stage: a step is what it pushes or takes."""
         for item in body:
             if isinstance(item, Nest):
                 for step in range(s.workers.steps(item.axis)):
                     yield from self._walk(item.body, {**now, item.axis: step}, s)
-            elif item.kind == "push":
+            elif item.kind in ("push", "take"):
                 ring = self.rings[int(item.attr("ring") or 0)]
                 keys = ring.keys(s.workers, now)
-                while not ring.has_room(keys):
-                    yield f"room for {len(keys)} tiles in the {ring.describe()}"
-                self._push(ring, keys, item, now, s)
-            elif item.kind == "take":
-                ring = self.rings[int(item.attr("ring") or 0)]
-                keys = ring.keys(s.workers, now)
-                while ring.queue.transport is Transport.DRAM and ring.queue.producer not in self.done:
-                    yield f"the end of stage {ring.queue.producer!r}"
-                while missing := [k for k in keys if s.stage.name not in ring.unread.get(k, ())]:
-                    yield f"tile {missing[0]} of the {ring.describe()}"
-                self._take(ring, keys, item, now, s)
+                if item.kind == "push":
+                    while not ring.has_room(keys):
+                        yield Wait(f"waits for room for {len(keys)} tiles", ring)
+                    self._push(ring, keys, item, now, s)
+                else:
+                    while ring.queue.transport is Transport.DRAM and ring.queue.producer not in self.done:
+                        yield Wait(f"waits for the end of stage {ring.queue.producer!r}", ring)
+                    while missing := [k for k in keys if not ring.holds(k, s.stage.name)]:
+                        yield Wait(f"waits for tile {missing[0]}", ring)
+                    self._take(ring, keys, item, now, s)
+                yield None
             else:
                 self._apply(item, now, s)
 
@@ -155,8 +145,8 @@ class _Machine:
             mine = [s.part(a.name, s.makers[tile.name], me, now) for a in tile.axes]
             each = PARTIAL_BYTES if partial else DTYPE_BYTES[tile.dtype]
             self.moved.bytes[ring.queue.transport.value] += prod(map(len, mine)) * each
-        ring.unread |= {key: set(ring.queue.consumers) for key in keys}
-        self.events += 1
+        for key in keys:
+            ring.pushed(key)
 
     def _take(self, ring: _Ring, keys: list[tuple[int, ...]], op: TileOp, now: Steps, s: _Running) -> None:
         producer, tile = self.stages[ring.queue.producer], ring.tile
@@ -180,7 +170,6 @@ class _Machine:
             elif isinstance(h, Shard) and h not in taken and h.axis not in ring.keyed:
                 self.moved.collectives[f"all-gather {ring.queue.transport.value}"] += 1
         ring.took(keys, s.stage.name)
-        self.events += 1
 
     # -- ops
 
@@ -370,16 +359,15 @@ class _Running:
         return True
 
 
-class _Ring:
+class _Ring(Ring):
     """A queue: at most ``depth`` tiles, each freed when its last consumer took it. Tiles are keyed by their blocks."""
 
     def __init__(self, queue: Queue, producer: Stage, size: Mapping[str, int]) -> None:
-        self.queue = queue
+        super().__init__(queue)
         self.tile = producer.defined()[queue.tile]
         self.block = {loop.axis: loop.tile for loop in producer.loops}
         self.keyed = [a.name for a in self.tile.axes if a.name in self.block]
         self.size = size
-        self.unread: dict[tuple[int, ...], set[str]] = {}
         self.memories: dict[Coordinates, _Held] = {}
 
     def has_room(self, keys: list[tuple[int, ...]]) -> bool:
@@ -404,15 +392,9 @@ class _Ring:
 
     def took(self, keys: list[tuple[int, ...]], consumer: str) -> None:
         for key in keys:
-            self.unread[key].remove(consumer)
-            if not self.unread[key]:
-                del self.unread[key]
+            if self.taken(key, consumer):
                 for sent in self.memories.values():
                     sent.known[self.region(key)] = False
-
-    def describe(self) -> str:
-        q = self.queue
-        return f"queue of {q.tile!r} {q.producer!r} -> {', '.join(q.consumers)} (depth {q.depth})"
 
 
 def _sizes(p: Pipeline, tensors: Mapping[str, Array]) -> dict[str, int]:

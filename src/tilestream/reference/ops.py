@@ -156,6 +156,17 @@ def pixels(pictures: Tensor, tap: Tap, rows: Tensor) -> Tensor:
     return torch.where(inside[:, None], taken, torch.zeros_like(taken))
 
 
+def elementwise(op: TileOp, operands: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+    """A unary or binary ``op`` of operands that broadcast; its scalar is of ``dtype``."""
+    if op.kind in UNARY:
+        return UNARY[op.kind](operands[0], op)
+    scalar = op.attr("scalar")
+    if scalar is not None:
+        operands = [*operands, torch.tensor(float(scalar), dtype=dtype)]
+    a, b = reversed(operands) if op.attr("reversed") else operands
+    return BINARY[op.kind](a, b)
+
+
 def evaluate(
     op: TileOp, ins: Sequence[Tensor], tiles: Sequence[Tile], params: Sequence[Tensor], arithmetic: Arithmetic
 ) -> Tensor:
@@ -172,15 +183,8 @@ def evaluate(
     if op.kind == "cast":
         assert op.out is not None
         return arithmetic.rounded(ins[0], op.out.dtype)
-    if family == "unary":
-        return UNARY[op.kind](ins[0], op)
-    if family == "binary":
-        operands = [*ins, *params]
-        scalar = op.attr("scalar")
-        if scalar is not None:
-            operands.append(torch.tensor(float(scalar), dtype=arithmetic.dtype))
-        a, b = reversed(operands) if op.attr("reversed") else operands
-        return BINARY[op.kind](a, b)
+    if family in ("unary", "binary"):
+        return elementwise(op, [*ins, *params], arithmetic.dtype)
     if family == "reduce":
         return REDUCE[op.kind](ins[0])
     if family == "norm":

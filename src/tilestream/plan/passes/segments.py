@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from tilestream.errors import IRError
 from tilestream.ir.pipeline import Pipeline, Queue, Stage, Tile, TileOp, Transport
+from tilestream.ir.ways import reached
 
 CHEAP = ("load", "slice", "cast", "cat")
 
@@ -34,14 +35,7 @@ class Body:
 
     def needs(self, op: TileOp) -> set[str]:
         """Tiles that ``op`` uses, through what is remade for it."""
-        names: set[str] = set()
-        todo = list(op.ins)
-        while todo:
-            name = todo.pop()
-            names.add(name)
-            if name in self.remade:
-                todo += self.remade[name].ins
-        return names
+        return reached(op.ins, lambda name: self.remade[name].ins if name in self.remade else ())
 
     def linears(self) -> list[int]:
         return [i for i, op in enumerate(self.ops) if op.kind == "linear"]

@@ -8,6 +8,7 @@ from tilestream.ir.derive import WRITES, result_axes, sums
 from tilestream.ir.pipeline import DTYPE_BYTES, Pipeline, Stage, TileOp
 from tilestream.ir.taps import Tap
 from tilestream.ir.tileops import OPS
+from tilestream.ir.ways import reached
 from tilestream.kernels.parts.taps import Grid
 from tilestream.kernels.product.shared_tile.block import PANEL, Block, First, Last
 
@@ -90,14 +91,8 @@ class Finder:
 
     def _reached(self, tile: str) -> set[str]:
         """``tile`` and every tile that it is made from."""
-        found: set[str] = set()
-        todo = [tile]
-        while todo:
-            name = todo.pop()
-            if name not in found and name in self.makers:
-                found.add(name)
-                todo += self.makers[name].ins
-        return found
+        made = self.makers
+        return reached([tile], lambda name: made[name].ins if name in made else ()) & made.keys()
 
     def _middle(self, hidden: str, rows: str, hid: str) -> tuple[tuple[TileOp, ...], tuple[First, ...]]:
         reached = self._reached(hidden)

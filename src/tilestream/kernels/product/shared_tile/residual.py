@@ -11,6 +11,7 @@ from tilestream.ir.once import once
 from tilestream.ir.pipeline import Pipeline, TileOp
 from tilestream.ir.plain import plain
 from tilestream.ir.tileops import OPS
+from tilestream.ir.ways import reached
 
 AGAIN = ".again"
 
@@ -91,14 +92,7 @@ def own_sum(written: Pipeline) -> Pipeline:
 
 
 def _made_from(tile: str, makers: dict[str, TileOp]) -> set[str]:
-    found: set[str] = set()
-    todo = [tile]
-    while todo:
-        name = todo.pop()
-        if name not in found and name in makers:
-            found.add(name)
-            todo += makers[name].ins
-    return found
+    return reached([tile], lambda name: makers[name].ins if name in makers else ()) & makers.keys()
 
 
 def _repeatable(op: TileOp) -> bool:
