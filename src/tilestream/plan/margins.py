@@ -51,6 +51,8 @@ CLEAR_OF_SUMS = 0.02
 """The same where every launch is one of weight gradients. Without us they are a library's products, which Inductor
 fuses with nothing, so that regions stand in nobody's way; what it gains by fusing their biases' sums is less than what
 is not counted: the sums gained 941 us of GraphCast's backward graph where 388 were counted, 108 of DLRM's for 87."""
+PAYS = 0.01
+"""The same for what regions gain besides what Inductor saves by fusing over their borders, which is timed."""
 EACH_SHOWN = 4
 """Of a strategy, the candidates that are simulated where nothing is timed: of 896 choices on scaled devices
 (``benchmarks/fit/scaled_devices.py``) four leave none wrong."""

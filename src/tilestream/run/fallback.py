@@ -62,9 +62,8 @@ def rest(graph: fx.GraphModule) -> Call:
 
     ``torch._inductor.standalone_compile`` would go through AOTAutograd, tune twice and pack the result for a file.
     """
-    example = [n.meta.get("val") for n in graph.graph.nodes if n.op == "placeholder"]
     try:
-        code = _compiled(graph, example)
+        code = compiled(graph)
     except Exception as failure:
         _unavailable(failure)
         return eager(graph)
@@ -77,10 +76,9 @@ def rest(graph: fx.GraphModule) -> Call:
 
 def begin(graph: fx.GraphModule) -> Callable[[], Call]:
     """``rest`` in two parts: when this returns, Inductor's processes compile its kernels; the result waits for them."""
-    example = [n.meta.get("val") for n in graph.graph.nodes if n.op == "placeholder"]
     try:
         with waiting_later() as waits:
-            code = _compiled(graph, example)
+            code = compiled(graph)
     except Exception as failure:
         log.debug("it is compiled again, which will say why", exc_info=failure)
         return lambda: rest(graph)
@@ -97,15 +95,16 @@ def begin(graph: fx.GraphModule) -> Callable[[], Call]:
     return finished
 
 
-def _compiled(graph: fx.GraphModule, example: Sequence[Any]) -> Any:
-    """Inductor's code of the graph, which takes a list of values; ``example`` are fake ones.
+def compiled(graph: fx.GraphModule) -> Any:
+    """Inductor's code of a graph as ``rest`` takes it: called with a list of values. Its failures are the caller's.
 
-    Their own mode counts, whichever graph is being compiled around this one.
+    The mode of the graph's own fake values counts, whichever graph is being compiled around this one.
     """
     from torch._guards import TracingContext, tracing
     from torch._inductor.compile_fx import compile_fx_inner
 
     own = copied(graph)
+    example = [n.meta.get("val") for n in graph.graph.nodes if n.op == "placeholder"]
     with tracing(TracingContext(mode_of(example))), torch.no_grad():
         return compile_fx_inner(simplified(own, example), example, is_inference=True)
 

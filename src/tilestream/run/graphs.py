@@ -67,6 +67,7 @@ class Compilation:
     inputs: InitVar[Sequence[Any]]
     patches: Mapping[str, Any] = field(default_factory=dict)
     plans: list[Plan] = field(default_factory=list)
+    running: list[RegionAnalysis] = field(default_factory=list)
     interactions: list[Plan] = field(default_factory=list)
     rewritten: bool = False
 
@@ -96,7 +97,7 @@ class Compilation:
         Raises:
             PlanError: with ``fallback=False``: an operator or a region cannot run as a pipeline.
         """
-        self.plans = []
+        self.plans, self.running = [], []
         backward, training = bool(kwargs.get("is_backward")), not kwargs.get("is_inference", False)
         if training:
             self._planned = self.options.with_(constant_weights=False)  # steps of training change them
@@ -176,16 +177,19 @@ class Compilation:
         """
         if self.rewritten and not self.plans:
             return compiled(streamed)
-        return self._whole().choose(streamed, plain, compiled, inputs, kwargs)
+        chosen = self._whole().choose(streamed, plain, compiled, inputs, kwargs)
+        self.running = []  # which holds the graph
+        return chosen
 
     def keep(self, training: bool) -> None:
         """Note that the graph's regions are all there is to it."""
         self._whole().note(training)
+        self.running = []
 
     def _whole(self) -> Whole:
         originals = [known() for known in self._inputs]
         beside_us = sum(made.gain_us for made in self.interactions)
-        return Whole(self.options, self.target, self.patches, self.plans, originals, beside_us)
+        return Whole(self.options, self.target, self.patches, self.plans, originals, self.running, beside_us)
 
     def _begin(self, found: Found) -> list[GradientLaunch]:
         """Begin to compile the kernels that will be timed; the launches of gradients among them."""
@@ -222,6 +226,7 @@ class Compilation:
                     raise
                 announce_failure(f"{each.name} goes to Inductor", failure)
                 continue
+            self.running.append(each)
             self.plans += [a.plan for a in (*each.parts, each) if a.plan is not None]
         calls.settle()
 

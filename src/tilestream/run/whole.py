@@ -1,8 +1,9 @@
 """Never slower, as a whole: a graph with its regions against the same graph without them, both timed.
 
 What each region gains, measured alone, is known. Where that is much of the graph's time there is no question; where it
-is little, as where regions stand in the way of what Inductor would fuse, or where Inductor tunes its own kernels, the
-whole is compiled twice and the winner kept.
+is little, the regions are timed with their neighbours, which tells what they keep Inductor from fusing
+(``run.surroundings``). Where that leaves a doubt, or where Inductor tunes its own kernels, the whole is compiled twice
+and the winner kept.
 """
 
 from __future__ import annotations
@@ -25,10 +26,12 @@ from tilestream.plan import margins
 from tilestream.plan.candidates import FALLBACK, Candidate, Plan
 from tilestream.plan.chooser import Question, Time, choose
 from tilestream.plan.gradients import STRATEGY
+from tilestream.plan.parts import RegionAnalysis
 from tilestream.plan.shown import total_us
 from tilestream.run import timing
 from tilestream.run.made_up import check_room, random_tensor
 from tilestream.run.stopwatch import timed
+from tilestream.run.surroundings import lost_us
 from tilestream.run.target import Target
 from tilestream.run.timer import Timer, Trial
 
@@ -36,6 +39,7 @@ log = logging.getLogger(__name__)
 
 STREAMED = "with its regions"
 ENOUGH = "not timed: what its regions gain is enough"
+PAID = "not timed: regions gain more than Inductor saves by fusing over their borders"
 
 Order = Callable[[Sequence[Candidate], Time], Sequence[Candidate]]
 
@@ -95,6 +99,7 @@ class Whole:
         patches: Inductor's configuration for the graph.
         plans: those of the launches that the graph calls.
         originals: the values that Dynamo compiles for, None where one is gone: indices among them are in range.
+        running: what of it are pipelines, as it was found in the graph.
         beside_us: what operators of ours that are no pipelines gain, by their own measurements.
     """
 
@@ -103,6 +108,7 @@ class Whole:
     patches: Mapping[str, Any]
     plans: Sequence[Plan]
     originals: Sequence[Any]
+    running: Sequence[RegionAnalysis] = ()
     beside_us: float = 0.0
 
     def choose(
@@ -148,6 +154,10 @@ class Whole:
                 return [replace(ours, late=True, rejected=""), replace(other, rejected=ours.rejected)]
             if is_clear(ours.measured_us):
                 return [ours, replace(other, rejected=ENOUGH)]
+            if not self._is_tuned and (lost := lost_us(plain, self.running, self.target)) is not None:
+                log.info("regions gain %.1f us, and %.1f us are lost at their borders", gain_us, lost)
+                if gain_us - lost >= margins.PAYS * ours.measured_us:
+                    return [ours, replace(other, rejected=PAID)]
             made[FALLBACK] = compiled(plain, **bare)
             return time([ours, other], [other])
 
