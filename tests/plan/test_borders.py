@@ -11,7 +11,6 @@ from tilestream.graph.capture import capture
 from tilestream.graph.selection import Partition, partition
 from tilestream.plan.borders import surrounded
 
-
 PRODUCTS = {torch.ops.aten.mm.default, torch.ops.aten.addmm.default}
 
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from tilestream.graph.epilogues import with_relu
 from tilestream.graph.region import extract
+from tilestream.graph.rewrites.epilogues import with_relu
 from tilestream.plan.fusion import units
 from tilestream.plan.values import Readers, producer, reads, results
 

@@ -68,6 +68,7 @@ class Compilation:
     patches: Mapping[str, Any] = field(default_factory=dict)
     plans: list[Plan] = field(default_factory=list)
     running: list[RegionAnalysis] = field(default_factory=list)
+    unplaced: fx.GraphModule | None = None
     interactions: list[Plan] = field(default_factory=list)
     rewritten: bool = False
 
@@ -126,6 +127,7 @@ class Compilation:
                     f"{left} of {len(found.regions)} regions go to Inductor, which is as fast there. "
                     "tilestream.explain(model, *inputs) tells all"
                 )
+            self.unplaced = copied(graph)
             self._place(graph, made)
         except Exception as failure:
             if not self.options.fallback:
@@ -178,18 +180,20 @@ class Compilation:
         if self.rewritten and not self.plans:
             return compiled(streamed)
         chosen = self._whole().choose(streamed, plain, compiled, inputs, kwargs)
-        self.running = []  # which holds the graph
+        self.running, self.unplaced = [], None
         return chosen
 
     def keep(self, training: bool) -> None:
         """Note that the graph's regions are all there is to it."""
         self._whole().note(training)
-        self.running = []
+        self.running, self.unplaced = [], None
 
     def _whole(self) -> Whole:
         originals = [known() for known in self._inputs]
         beside_us = sum(made.gain_us for made in self.interactions)
-        return Whole(self.options, self.target, self.patches, self.plans, originals, self.running, beside_us)
+        return Whole(
+            self.options, self.target, self.patches, self.plans, originals, beside_us, self.running, self.unplaced
+        )
 
     def _begin(self, found: Found) -> list[GradientLaunch]:
         """Begin to compile the kernels that will be timed; the launches of gradients among them."""

@@ -35,26 +35,24 @@ MOST = 12
 of them is compiled in little more."""
 
 
-def lost_us(plain: fx.GraphModule, running: Sequence[RegionAnalysis], target: Target) -> float | None:
-    """Microseconds of a call that Inductor saves in ``plain`` by fusing operators of regions with their neighbours.
+def lost_us(graph: fx.GraphModule, running: Sequence[RegionAnalysis], target: Target) -> float | None:
+    """Microseconds of a call that Inductor saves by fusing operators of regions with their neighbours.
 
-    None where that cannot be told: a backward chain runs, nothing is known of Inductor on a region, ``plain`` has not
-    its operators, too many regions differ, or Inductor fails.
+    None where that cannot be told: a backward chain runs, nothing is known of Inductor on a region, too many regions
+    differ, or Inductor fails.
 
     Args:
-        plain: the graph without calls of regions; its nodes have the names that they had when regions were found.
+        graph: in which the regions were found, without calls of them, or a copy.
         running: what runs as pipelines. Sums of weight gradients are products, which Inductor fuses with nothing.
     """
     regions = [each for each in running if each.kind != "weight gradients"]
     if any(each.kind != "region" or each.plan is None or _alone_us(each.plan) is None for each in regions):
         return None
-    by_name = {n.name: n for n in plain.graph.nodes}
-    if not all(n.name in by_name and by_name[n.name].target == n.target for each in regions for n in each.nodes):
-        return None
+    by_name = {n.name: n for n in graph.graph.nodes}
     plans = {str(index): each.plan for index, each in enumerate(regions) if each.plan is not None}
     members = {str(index): [by_name[n.name] for n in each.nodes] for index, each in enumerate(regions)}
     alike: dict[object, list[tuple[Surroundings, Plan]]] = {}
-    for name, found in surrounded(plain, members).items():
+    for name, found in surrounded(graph, members).items():
         key = (plans[name].chosen.pipeline, *map(_described, found.beside))
         alike.setdefault(key, []).append((found, plans[name]))
     if len(alike) > MOST:

@@ -99,8 +99,9 @@ class Whole:
         patches: Inductor's configuration for the graph.
         plans: those of the launches that the graph calls.
         originals: the values that Dynamo compiles for, None where one is gone: indices among them are in range.
-        running: what of it are pipelines, as it was found in the graph.
         beside_us: what operators of ours that are no pipelines gain, by their own measurements.
+        running: what of it are pipelines, as it was found in the graph.
+        unplaced: the graph in which that was found, without calls.
     """
 
     options: Options
@@ -108,8 +109,9 @@ class Whole:
     patches: Mapping[str, Any]
     plans: Sequence[Plan]
     originals: Sequence[Any]
-    running: Sequence[RegionAnalysis] = ()
     beside_us: float = 0.0
+    running: Sequence[RegionAnalysis] = ()
+    unplaced: fx.GraphModule | None = None
 
     def choose(
         self,
@@ -154,10 +156,8 @@ class Whole:
                 return [replace(ours, late=True, rejected=""), replace(other, rejected=ours.rejected)]
             if is_clear(ours.measured_us):
                 return [ours, replace(other, rejected=ENOUGH)]
-            if not self._is_tuned and (lost := lost_us(plain, self.running, self.target)) is not None:
-                log.info("regions gain %.1f us, and %.1f us are lost at their borders", gain_us, lost)
-                if gain_us - lost >= margins.PAYS * ours.measured_us:
-                    return [ours, replace(other, rejected=PAID)]
+            if self._pays(gain_us, ours.measured_us):
+                return [ours, replace(other, rejected=PAID)]
             made[FALLBACK] = compiled(plain, **bare)
             return time([ours, other], [other])
 
@@ -181,6 +181,14 @@ class Whole:
             "whole graph", 0, self.target.hardware, decides, lambda: (ours, other), margin=margins.MARGIN_WHOLE,
             order=order,
         )  # fmt: skip
+
+    def _pays(self, gain_us: float, us: float) -> bool:
+        """Whether regions gain more than Inductor saves by fusing their operators with others. ``us``: of the whole."""
+        if self._is_tuned or self.unplaced is None:
+            return False
+        lost = lost_us(self.unplaced, self.running, self.target)
+        log.info("regions gain %.1f us; Inductor would save %s us at their borders", gain_us, lost)
+        return lost is not None and gain_us - lost >= margins.PAYS * us
 
     def _at_most_us(self, call: Callable[[], Callable[[], Any]]) -> float | None:
         """Microseconds that a call takes at most, by a few calls before the GPU is at its clocks; None where it fails.
