@@ -32,7 +32,8 @@ from tilestream import cuda, devices
 from tilestream.bench.environment import environment
 from tilestream.errors import VerifyError
 from tilestream.kernels.fits import verify_on
-from tilestream.kernels.product.shared_tile import Tail, build, find_block
+from tilestream.kernels.product.finder import find_block
+from tilestream.kernels.product.shared_tile import Tail, build
 from tilestream.kernels.product.shared_tile.cost import shared_tile_cost
 from tilestream.kernels.product.shared_tile.model import DEPTHS
 from tilestream.kernels.product.sharing import Middle

@@ -27,7 +27,7 @@ from benchmarks.run.few_rows import Row, Wanted, program, workload
 from tilestream import devices
 from tilestream.bench.environment import environment
 from tilestream.devices import Device
-from tilestream.kernels.product.shared_tile import MOST_ROWS
+from tilestream.kernels.product.block import MOST_ROWS
 from tilestream.options import Options
 from tilestream.plan import few_rows, planner
 from tilestream.plan.cost import predict

@@ -33,7 +33,7 @@ from tilestream.bench.environment import environment
 from tilestream.graph.costs import flops
 from tilestream.graph.nodes import computes
 from tilestream.graph.provenance import module_path
-from tilestream.kernels.product.shared_tile import is_projection
+from tilestream.kernels.product.finder import is_projection
 from tilestream.options import Options
 from tilestream.plan.analyse import analyse
 from tilestream.plan.analysis import Analysis

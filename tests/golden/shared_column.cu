@@ -6,6 +6,7 @@
 
 namespace ts {
 
+#ifndef TS_HOST
 template <int AT>
 struct Mma<bf16, 1, AT> {
   template <int BLOCKS>
@@ -38,64 +39,71 @@ struct Mma<bf16, 8, AT> {
   }
 };
 
+#endif
 struct Params {
   TensorMap input;
   TensorMap firsts[1];
-  TensorMap second;
+  TensorMap lasts[1];
   TensorMap middle;
   TensorMap sums;
   const void* vectors[2];
   const void* rows_of[1];
   long long strides_of[1];
-  void* middle_data;
   void* operand_data;
-  void* result;
-  float* partial;
-  long long result_stride;
   u64* flags;
   ExchangeDump* dump;
   u64 limit_ns;
-  int rows;
+  void* middle_data;
+  float* partial;
+  void* results[1];
+  long long result_strides[1];
   int box_rows;  // of a copy of left operands: no more than there are
+  int first_row;  // of the launch, which has a part of all rows
+  int rows;
 };
 
 struct Kernel {
   using T = bf16;
   using Result = bf16;
-  static constexpr Tail TAIL = CLUSTER;
-  static constexpr int HID = 256, OUT = 1;
-  static constexpr int ROW_TILES = 16, GROUPS = 4, COLUMNS = 1;
-  static constexpr int ROWS = 128, WARPGROUPS = 2, LIVE_THREADS = 256, MIDDLE = 64, OUT_COLUMNS = 8, GROUP_COLUMNS = 64;
-  static constexpr int FIRSTS = 1, DEPTH = 64, STEPS = 8;
-  static constexpr int LEFT_STAGES = 6, WEIGHT_STAGES = 9, WEIGHT_BYTES = 8192, ADD_WIDTH = 8;
-  static constexpr u32 LEFT = 0, WEIGHTS = 114688, SCATTER = 188416, VECTORS = 204800, BARS = 205184;
-  static constexpr u32 GATHER = 98304;  // the middle of the group, which each of its CTAs makes
-  static constexpr bool OWN = true;
-
   static constexpr bool BEFORE = false;
+  static constexpr int FIRSTS = 1, LASTS = 1, INNER = 512, LOADS = 0, BESIDE_WORDS = 0;
+  static constexpr Tail TAIL = CLUSTER;
+  static constexpr bool OWN_ROWS = false, ALONE = true, HALVES = false, TAGGED = false, HELD = true, OWN_MIDDLE = true, BY_CLUSTER = false, EVEN = false;
+  static constexpr int ROW_TILES = 16, GROUPS = 4, COLUMNS = 1, WARPGROUPS = 2, LIVE_THREADS = 256, OUT_COLUMNS = 8, GROUP_COLUMNS = 64, DEPTH = 64, LEFT_STAGES = 6, WEIGHT_STAGES = 9, WEIGHT_BYTES = 8192, HID = 256, ROWS = 128, MIDDLE = 64, STEPS = 8, FIRST_DEPTH = 64, FIRST_PANELS = 64, ADD_WIDTH = 8, TAPS = 0;
+  static constexpr u32 LEFT = 0, GATHER = 98304, WEIGHTS = 114688, SCATTER = 188416, VECTORS = 204800, BARS = 205184;
+  // Of result f, or of product f of the first layer.
+  static TS_DEV constexpr int columns_of(int f) { return 1; }
+  static TS_DEV constexpr int width(int f) { return 8; }
+  static TS_DEV constexpr int start(int f) { return 0; }
+  static TS_DEV constexpr int offset(int f) { return 0; }
 
-  static TS_DEV int offset(int f) { return 0; }
-  static TS_DEV void load_vectors(const Params& p, u32 to, int hid, int out, int t) {
+  // What the epilogues read beside their sums, of columns c and the next.
+  static TS_DEV void load_vectors(const Params& p, u32 to, int hid, int member, int t) {
     copy_vector<bf16, 64, 256, 256>(p.vectors[0], to + 0, hid, 0, t);
-    copy_vector<bf16, 8, 1, 256>(p.vectors[1], to + 256, out, 0, t);
+    copy_vector<bf16, 8, 1, 256>(p.vectors[1], to + 256, member * 8, 0, t);
   }
-  // From the sums x of the first layer to the middle; c counts this CTA's columns.
-  static TS_DEV float middle(u32 vectors, int c, const float (&x)[FIRSTS]) {
-    const float v0 = add(x[0], ldsf(vectors + 0 + 4 * c));
-    const float v1 = relu(v0);
-    return v1;
+  static TS_DEV void beside_words(const Params& p, int row, int c, u32* w) {
   }
-  static constexpr int LOADS = 0;
-  static TS_DEV void beside(const Params& p, int row, int column, float* r) {
+  static TS_DEV void beside_values(const u32* w, float (&r)[2][LOADS + 1]) {
   }
-  // From the sum y of the second layer to the result, r beside it; c counts this CTA's columns.
-  static TS_DEV float after(u32 vectors, int c, float y, const float* r) {
-    const float v0 = add(y, ldsf(vectors + 256 + 4 * c));
-    return v0;
+  // From the sums x of the first layer to the middle, two neighbouring columns.
+  static TS_DEV void middle(u32 vectors, int c, const float (&x)[2][FIRSTS], float (&made)[2]) {
+    float v[1][2];
+    Io<f32>::load(vectors + 0 + 4 * c, v[0][0], v[0][1]);
+    const float v0[2] = {add(x[0][0], v[0][0]), add(x[1][0], v[0][1])};
+    const float v1[2] = {relu(v0[0]), relu(v0[1])};
+    made[0] = v1[0];
+    made[1] = v1[1];
+  }
+  // From the last layer's sums y to the result, r beside them.
+  static TS_DEV void after(u32 vectors, int c, const float (&y)[2], const float (&r)[2][LOADS + 1], float (&made)[2]) {
+    float v[1][2];
+    Io<f32>::load(vectors + 256 + 4 * c, v[0][0], v[0][1]);
+    const float v0[2] = {add(y[0], v[0][0]), add(y[1], v[0][1])};
+    made[0] = v0[0];
+    made[1] = v0[1];
   }
 };
-template <>
-constexpr bool ALONE<Kernel> = true;
 
 }  // namespace ts
 

@@ -6,6 +6,7 @@
 
 namespace ts {
 
+#ifndef TS_HOST
 template <int AT>
 struct Mma<bf16, 8, AT> {
   template <int BLOCKS>
@@ -22,95 +23,93 @@ struct Mma<bf16, 8, AT> {
   }
 };
 
+#endif
 struct Params {
   TensorMap input;
-  TensorMap weights[2];
+  TensorMap lasts[2];
+  TensorMap middle;
   TensorMap sums;
   const void* vectors[4];
   const void* rows_of[1];
   long long strides_of[1];
   void* operand_data;
-  void* results[2];
-  float* partial;
-  long long result_strides[2];
   u64* flags;
   ExchangeDump* dump;
   u64 limit_ns;
-  int rows;
+  void* middle_data;
+  float* partial;
+  void* results[2];
+  long long result_strides[2];
   int box_rows;  // of a copy of left operands: no more than there are
+  int first_row;  // of the launch, which has a part of all rows
+  int rows;
 };
 
 struct Kernel {
   using T = bf16;
   using Result = bf16;
-  static constexpr Tail TAIL = PARTIALS;
-  static constexpr int HID = 768, OUT = 960;
-  static constexpr int RESULTS = 2;
-  static constexpr bool EVEN = true;  // the columns of every result
-  static constexpr bool OWN_ROWS = false;
-  static constexpr int ROW_TILES = 1, GROUPS = 4, COLUMNS = 16;
-  static constexpr int ROWS = 16, WARPGROUPS = 1, LIVE_THREADS = 32, MIDDLE = 0, OUT_COLUMNS = 64, GROUP_COLUMNS = 256;
-  static constexpr int FIRSTS = 0, DEPTH = 128, STEPS = 0;
-  static constexpr int LEFT_STAGES = 2, WEIGHT_STAGES = 2, WEIGHT_BYTES = 16384, ADD_WIDTH = 64;
-  static constexpr u32 LEFT = 0, WEIGHTS = 8192, SCATTER = 40960, VECTORS = 40960, BARS = 41216;
-
   static constexpr bool BEFORE = true;
-
-  // Of result f: a CTA's columns, and where they begin among all that it has.
+  static constexpr int FIRSTS = 0, LASTS = 2, INNER = 768, LOADS = 0, BESIDE_WORDS = 0;
+  static constexpr Tail TAIL = PARTIALS;
+  static constexpr bool OWN_ROWS = false, ALONE = false, HALVES = false, TAGGED = false, HELD = false, OWN_MIDDLE = false, BY_CLUSTER = false, EVEN = true;
+  static constexpr int ROW_TILES = 1, GROUPS = 4, COLUMNS = 16, WARPGROUPS = 1, LIVE_THREADS = 32, OUT_COLUMNS = 64, GROUP_COLUMNS = 256, DEPTH = 128, LEFT_STAGES = 2, WEIGHT_STAGES = 2, WEIGHT_BYTES = 16384, HID = 768, ROWS = 16, MIDDLE = 0, STEPS = 0, FIRST_DEPTH = 128, FIRST_PANELS = 128, ADD_WIDTH = 64, TAPS = 0;
+  static constexpr u32 LEFT = 0, GATHER = 8192, WEIGHTS = 8192, SCATTER = 40960, VECTORS = 40960, BARS = 41216;
+  // Of result f, or of product f of the first layer.
+  static TS_DEV constexpr int columns_of(int f) { return f == 0 ? 768 : 192; }
   static TS_DEV constexpr int width(int f) { return f == 0 ? 48 : 16; }
   static TS_DEV constexpr int start(int f) { return f == 0 ? 0 : 48; }
-  static TS_DEV Place place(const Params& p, int member, int c) {
-    if (c < 48) return {p.results[0], p.result_strides[0], member * 48 + c - 0, 768};
-    return {p.results[1], p.result_strides[1], member * 16 + c - 48, 192};
-  }
-  static TS_DEV void load_vectors(const Params& p, u32 to, int member, int t) {
+
+  // What the epilogues read beside their sums, of columns c and the next.
+  static TS_DEV void load_vectors(const Params& p, u32 to, int hid, int member, int t) {
     copy_vector<bf16, 48, 768, 128>(p.vectors[0], to + 0, member * 48, 0, t);
     copy_vector<bf16, 16, 192, 128>(p.vectors[1], to + 192, member * 16, 0, t);
   }
-  // Row ``row`` of what the first layer reads, by thread t of all consumers.
-  static TS_DEV void before(const Params& p, u32 scratch, int row, u32 t) {
+  static TS_DEV void beside_words(const Params& p, int row, int c, u32* w) {
+  }
+  static TS_DEV void beside_values(const u32* w, float (&r)[2][LOADS + 1]) {
+  }
+  // Row ``row`` of what the first product reads, by thread t of those that make it together.
+  template <class To>
+  static TS_DEV void before(const Params& p, const To& to, int row, u32 scratch, u32 t) {
     using R = Row<768, 128>;
-    float x0[R::COUNT];
-    R::load<bf16>(x0, (const char*)p.rows_of[0] + 2 * (u64)row * p.strides_of[0], t);
-    float w0[R::COUNT];
-    R::load<bf16>(w0, (const char*)p.vectors[2] + 0, t);
-    float w1[R::COUNT];
-    R::load<bf16>(w1, (const char*)p.vectors[3] + 0, t);
-    const float v0 = R::sum(x0, scratch + 0, t);
+    R::Held<bf16> x0;
+    x0.load((const char*)p.rows_of[0] + 2 * (u64)row * p.strides_of[0], t);
+    R::Held<bf16> w0;
+    w0.load((const char*)p.vectors[2] + 0, t);
+    R::Held<bf16> w1;
+    w1.load((const char*)p.vectors[3] + 0, t);
+    const float v0 = R::sum([&](int c, int e) { return x0.at(c, e); }, scratch + 0, t);
     const float v1 = mul(v0, 0.0013020833333333333f);
-    float v2[R::COUNT];
-#pragma unroll
-    for (int e = 0; e < R::COUNT; ++e) v2[e] = sub(x0[e], v1);
-    float v3[R::COUNT];
-#pragma unroll
-    for (int e = 0; e < R::COUNT; ++e) v3[e] = square(v2[e]);
-    const float v4 = R::sum(v3, scratch + 16, t);
+    const auto v2 = [&](int c, int e) { return sub(x0.at(c, e), v1); };
+    const auto v3 = [&](int c, int e) { return square(v2(c, e)); };
+    const float v4 = R::sum([&](int c, int e) { return v3(c, e); }, scratch + 16, t);
     const float v5 = mul(v4, 0.0013020833333333333f);
     const float v6 = add(v5, 1e-05f);
     const float v7 = rsqrt_(v6);
-    float v8[R::COUNT];
-#pragma unroll
-    for (int e = 0; e < R::COUNT; ++e) v8[e] = mul(v2[e], v7);
-    float v9[R::COUNT];
-#pragma unroll
-    for (int e = 0; e < R::COUNT; ++e) v9[e] = mul(v8[e], w0[e]);
-    float v10[R::COUNT];
-#pragma unroll
-    for (int e = 0; e < R::COUNT; ++e) v10[e] = add(v9[e], w1[e]);
-    R::store<bf16>(v10, (u16*)p.operand_data + (u64)row * 768, t);
+    const auto v8 = [&](int c, int e) { return mul(v2(c, e), v7); };
+    const auto v9 = [&](int c, int e) { return mul(v8(c, e), w0.at(c, e)); };
+    const auto v10 = [&](int c, int e) { return add(v9(c, e), w1.at(c, e)); };
+    R::store<bf16>([&](int c, int e) { return v10(c, e); }, to, t);
   }
-  static constexpr int LOADS = 0;
-  static TS_DEV void beside(const Params& p, int row, int column, float* r) {
+  static TS_DEV void prefetch(const Params& p, int row, u32 t) {
+    prefetch_row<1536>((const char*)p.rows_of[0] + 2 * (u64)row * p.strides_of[0], t);
   }
-  // From the sum y of the layer to the result, r beside it; c counts this CTA's columns.
-  static TS_DEV float after(u32 vectors, int c, float y, const float* r) {
+  // From the last layer's sums y to the result, r beside them.
+  static TS_DEV void after(u32 vectors, int c, const float (&y)[2], const float (&r)[2][LOADS + 1], float (&made)[2]) {
     if (c < 48) {
-    const float v0 = add(y, ldsf(vectors + 0 + 4 * c));
-    return v0;
+    float v[1][2];
+    Io<f32>::load(vectors + 0 + 4 * c, v[0][0], v[0][1]);
+    const float v0[2] = {add(y[0], v[0][0]), add(y[1], v[0][1])};
+    made[0] = v0[0];
+    made[1] = v0[1];
+    return;
     }
     c -= 48;
-    const float v0 = add(y, ldsf(vectors + 192 + 4 * c));
-    return v0;
+    float v[1][2];
+    Io<f32>::load(vectors + 192 + 4 * c, v[0][0], v[0][1]);
+    const float v0[2] = {add(y[0], v[0][0]), add(y[1], v[0][1])};
+    made[0] = v0[0];
+    made[1] = v0[1];
   }
 };
 

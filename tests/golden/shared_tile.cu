@@ -6,6 +6,7 @@
 
 namespace ts {
 
+#ifndef TS_HOST
 template <int AT>
 struct Mma<bf16, 3, AT> {
   template <int BLOCKS>
@@ -22,62 +23,74 @@ struct Mma<bf16, 3, AT> {
   }
 };
 
+#endif
 struct Params {
   TensorMap input;
   TensorMap firsts[2];
-  TensorMap second;
+  TensorMap lasts[1];
   TensorMap middle;
   TensorMap sums;
   const void* vectors[2];
   const void* rows_of[1];
   long long strides_of[1];
-  void* middle_data;
   void* operand_data;
-  void* result;
-  float* partial;
-  long long result_stride;
   u64* flags;
   ExchangeDump* dump;
   u64 limit_ns;
-  int rows;
+  void* middle_data;
+  float* partial;
+  void* results[1];
+  long long result_strides[1];
   int box_rows;  // of a copy of left operands: no more than there are
+  int first_row;  // of the launch, which has a part of all rows
+  int rows;
 };
 
 struct Kernel {
   using T = bf16;
   using Result = bf16;
-  static constexpr Tail TAIL = PARTIALS;
-  static constexpr int HID = 768, OUT = 192;
-  static constexpr int ROW_TILES = 1, GROUPS = 4, COLUMNS = 8;
-  static constexpr int ROWS = 128, WARPGROUPS = 2, LIVE_THREADS = 256, MIDDLE = 24, OUT_COLUMNS = 24, GROUP_COLUMNS = 192;
-  static constexpr int FIRSTS = 2, DEPTH = 128, STEPS = 2;
-  static constexpr int LEFT_STAGES = 4, WEIGHT_STAGES = 4, WEIGHT_BYTES = 12288, ADD_WIDTH = 24;
-  static constexpr u32 LEFT = 0, WEIGHTS = 131072, SCATTER = 180224, VECTORS = 180224, BARS = 180480;
-  static constexpr bool TAGGED_SUMS = true;
-
   static constexpr bool BEFORE = false;
+  static constexpr int FIRSTS = 2, LASTS = 1, INNER = 192, LOADS = 1, BESIDE_WORDS = 1;
+  static constexpr Tail TAIL = PARTIALS;
+  static constexpr bool OWN_ROWS = false, ALONE = false, HALVES = false, TAGGED = true, HELD = false, OWN_MIDDLE = false, BY_CLUSTER = false, EVEN = true;
+  static constexpr int ROW_TILES = 1, GROUPS = 4, COLUMNS = 8, WARPGROUPS = 2, LIVE_THREADS = 256, OUT_COLUMNS = 24, GROUP_COLUMNS = 192, DEPTH = 128, LEFT_STAGES = 4, WEIGHT_STAGES = 4, WEIGHT_BYTES = 12288, HID = 768, ROWS = 128, MIDDLE = 24, STEPS = 2, FIRST_DEPTH = 128, FIRST_PANELS = 128, ADD_WIDTH = 24, TAPS = 0;
+  static constexpr u32 LEFT = 0, GATHER = 131072, WEIGHTS = 131072, SCATTER = 180224, VECTORS = 180224, BARS = 180480;
+  // Of result f, or of product f of the first layer.
+  static TS_DEV constexpr int columns_of(int f) { return 192; }
+  static TS_DEV constexpr int width(int f) { return 24; }
+  static TS_DEV constexpr int start(int f) { return 0; }
+  static TS_DEV constexpr int offset(int f) { return f == 0 ? 0 : 0; }
 
-  static TS_DEV int offset(int f) { return f == 0 ? 0 : 0; }
-  static TS_DEV void load_vectors(const Params& p, u32 to, int hid, int out, int t) {
+  // What the epilogues read beside their sums, of columns c and the next.
+  static TS_DEV void load_vectors(const Params& p, u32 to, int hid, int member, int t) {
     copy_vector<bf16, 24, 768, 256>(p.vectors[0], to + 0, hid, 0, t);
-    copy_vector<bf16, 24, 192, 256>(p.vectors[1], to + 96, out, 0, t);
+    copy_vector<bf16, 24, 192, 256>(p.vectors[1], to + 96, member * 24, 0, t);
   }
-  // From the sums x of the first layer to the middle; c counts this CTA's columns.
-  static TS_DEV float middle(u32 vectors, int c, const float (&x)[FIRSTS]) {
-    const float v0 = add(x[0], ldsf(vectors + 0 + 4 * c));
-    const float v1 = silu(x[1]);
-    const float v2 = mul(v1, v0);
-    return v2;
+  static TS_DEV void beside_words(const Params& p, int row, int c, u32* w) {
+    Pair<bf16>::load<false>((const char*)p.rows_of[0] + 2 * (u64)row * p.strides_of[0], c, w + 0);
   }
-  static constexpr int LOADS = 1;
-  static TS_DEV void beside(const Params& p, int row, int column, float* r) {
-    r[0] = Io<bf16>::param((const char*)p.rows_of[0] + 2 * (u64)row * p.strides_of[0], column);
+  static TS_DEV void beside_values(const u32* w, float (&r)[2][LOADS + 1]) {
+    Pair<bf16>::values(w + 0, r[0][0], r[1][0]);
   }
-  // From the sum y of the second layer to the result, r beside it; c counts this CTA's columns.
-  static TS_DEV float after(u32 vectors, int c, float y, const float* r) {
-    const float v0 = add(y, ldsf(vectors + 96 + 4 * c));
-    const float v2 = add(r[0], v0);
-    return v2;
+  // From the sums x of the first layer to the middle, two neighbouring columns.
+  static TS_DEV void middle(u32 vectors, int c, const float (&x)[2][FIRSTS], float (&made)[2]) {
+    float v[1][2];
+    Io<f32>::load(vectors + 0 + 4 * c, v[0][0], v[0][1]);
+    const float v0[2] = {add(x[0][0], v[0][0]), add(x[1][0], v[0][1])};
+    float v1[2];
+    silu_pair(x[0][1], x[1][1], v1);
+    const float v2[2] = {mul(v1[0], v0[0]), mul(v1[1], v0[1])};
+    made[0] = v2[0];
+    made[1] = v2[1];
+  }
+  // From the last layer's sums y to the result, r beside them.
+  static TS_DEV void after(u32 vectors, int c, const float (&y)[2], const float (&r)[2][LOADS + 1], float (&made)[2]) {
+    float v[1][2];
+    Io<f32>::load(vectors + 96 + 4 * c, v[0][0], v[0][1]);
+    const float v0[2] = {add(y[0], v[0][0]), add(y[1], v[0][1])};
+    const float v2[2] = {add(r[0][0], v0[0]), add(r[1][0], v0[1])};
+    made[0] = v2[0];
+    made[1] = v2[1];
   }
 };
 

@@ -33,9 +33,9 @@ struct Mma<bf16, 32, AT> {
 struct Params {
   TensorMap input;
   TensorMap firsts[2];
+  TensorMap lasts[1];
   TensorMap hidden_in;
   TensorMap hidden_out;
-  TensorMap seconds[1];
   TensorMap results[1];
   const void* vectors[4];
   const void* rows_of[2];
@@ -45,37 +45,28 @@ struct Params {
   ExchangeDump* dump;
   u64 limit_ns;
   Walk walk;
-  int rows;
   int ctas;
+  int rows;
 };
 
 struct Kernel {
   using T = bf16;
   using Result = bf16;
-  static constexpr int FIRSTS = 2, STEPS = 4;
-  static constexpr int HID_BLOCKS = 5, OUT_BLOCKS = 2, FIRST_STEPS = 5, SECOND_STEPS = 9;
-  static constexpr int HIDDEN_VECTORS = 1, RESULT_VECTORS = 1, LOADS = 1;
-  static constexpr int HIDDEN_WORDS = 1, RESULT_WORDS = 1, BESIDE_WORDS = 1;
-  static constexpr int LASTS = 1, LAST_VECTORS = 1;
-  static constexpr u32 BARS = STEPS * STEP_BYTES + 2 * SLABS * CHUNK_BYTES;
   static constexpr bool BEFORE = true;
-  // Of the results: blocks of columns up to the end of each, and how many columns it has.
-  static TS_DEV int end_of(int last) { return 2; }
-  static TS_DEV int columns_of(int last) { return 264; }
+  static constexpr int FIRSTS = 2, LASTS = 1, INNER = 264, LOADS = 1, BESIDE_WORDS = 1;
+  static constexpr int HID_BLOCKS = 5, OUT_BLOCKS = 2, FIRST_STEPS = 5, SECOND_STEPS = 9, STEPS = 4, HIDDEN_WORDS = 1, RESULT_WORDS = 1;
+  static constexpr u32 BARS = STEPS * STEP_BYTES + 2 * SLABS * CHUNK_BYTES;
+  // Of result f, or of product f of the first layer.
+  static TS_DEV constexpr int columns_of(int f) { return 264; }
+  static TS_DEV constexpr int end_of(int f) { return 2; }
+  static TS_DEV constexpr int offset(int f) { return f == 0 ? 0 : 0; }
 
-  static TS_DEV int offset(int f) { return f == 0 ? 0 : 0; }
-  // Columns c and c + 1 of what the epilogues read beside their sums: as words, and what these say.
+  // What the epilogues read beside their sums, of columns c and the next.
   static TS_DEV void hidden_words(const Params& p, int c, u32* w) {
     Pair<bf16>::load<true>((const char*)p.vectors[0] + 0, c < 520 ? c : 0, w + 0);
   }
-  static TS_DEV void hidden_values(const u32* w, float (*v)[2]) {
-    Pair<bf16>::values(w + 0, v[0][0], v[0][1]);
-  }
   static TS_DEV void result_words(const Params& p, int last, int c, u32* w) {
     Pair<bf16>::load<true>((const char*)p.vectors[1] + 0, c < 264 ? c : 0, w + 0);
-  }
-  static TS_DEV void result_values(const u32* w, float (*v)[2]) {
-    Pair<bf16>::values(w + 0, v[0][0], v[0][1]);
   }
   static TS_DEV void beside_words(const Params& p, int row, int c, u32* w) {
     Pair<bf16>::load<true>((const char*)p.rows_of[0] + 2 * (u64)row * p.strides_of[0], c < 264 ? c : 0, w + 0);
@@ -83,55 +74,39 @@ struct Kernel {
   static TS_DEV void beside_values(const u32* w, float (&r)[2][LOADS + 1]) {
     Pair<bf16>::values(w + 0, r[0][0], r[1][0]);
   }
-  // Row ``row`` of what the first layer reads, to row ``to`` of the operand, by lane t of a warp.
-  static TS_DEV void before(const Params& p, int row, int to, u32 t) {
-    using R = WarpRow<bf16, 264>;
-    WarpRow<bf16, 264> x0;
+  // Row ``row`` of what the first product reads, by thread t of those that make it together.
+  template <class To>
+  static TS_DEV void before(const Params& p, const To& to, int row, u32 scratch, u32 t) {
+    using R = Row<264, 32>;
+    R::Held<bf16> x0;
     x0.load((const char*)p.rows_of[1] + 2 * (u64)row * p.strides_of[1], t);
-    WarpRow<bf16, 264> w0;
+    R::Held<bf16> w0;
     w0.load((const char*)p.vectors[2] + 0, t);
-    WarpRow<bf16, 264> w1;
+    R::Held<bf16> w1;
     w1.load((const char*)p.vectors[3] + 0, t);
-    float s0 = 0.0f;
     x0.again();
-#pragma unroll
-    for (int c = 0; c < R::PIECES; ++c) {
-      if (R::column(c, t) >= 264) continue;
-#pragma unroll
-      for (int e = 0; e < 8; ++e) s0 += x0.at(c, e);
-    }
-    const float v0 = warp_sum(s0);
+    const float v0 = R::sum([&](int c, int e) { return x0.at(c, e); }, scratch + 0, t);
     const float v1 = mul(v0, 0.003787878787878788f);
     const auto v2 = [&](int c, int e) { return sub(x0.at(c, e), v1); };
     const auto v3 = [&](int c, int e) { return square(v2(c, e)); };
-    float s4 = 0.0f;
     x0.again();
-#pragma unroll
-    for (int c = 0; c < R::PIECES; ++c) {
-      if (R::column(c, t) >= 264) continue;
-#pragma unroll
-      for (int e = 0; e < 8; ++e) s4 += v3(c, e);
-    }
-    const float v4 = warp_sum(s4);
+    const float v4 = R::sum([&](int c, int e) { return v3(c, e); }, scratch + 4, t);
     const float v5 = mul(v4, 0.003787878787878788f);
     const float v6 = add(v5, 1e-05f);
     const float v7 = rsqrt_(v6);
     const auto v8 = [&](int c, int e) { return mul(v2(c, e), v7); };
     const auto v9 = [&](int c, int e) { return mul(v8(c, e), w0.at(c, e)); };
     const auto v10 = [&](int c, int e) { return add(v9(c, e), w1.at(c, e)); };
-    u16* const made = (u16*)p.operand_data + (u64)to * 264;
     x0.again();
-#pragma unroll
-    for (int c = 0; c < R::PIECES; ++c) {
-      if (R::column(c, t) >= 264) continue;
-      store_eight<bf16>(made, R::column(c, t), [&](int e) { return v10(c, e); });
-    }
+    R::store<bf16>([&](int c, int e) { return v10(c, e); }, to, t);
   }
   static TS_DEV void prefetch(const Params& p, int row, u32 t) {
     prefetch_row<528>((const char*)p.rows_of[1] + 2 * (u64)row * p.strides_of[1], t);
   }
-  // From the sums x of the first layer to the hidden one, two neighbouring columns.
-  static TS_DEV void middle(const float (&v)[HIDDEN_VECTORS][2], const float (&x)[2][FIRSTS], float (&made)[2]) {
+  // From the sums x of the first layer to the middle, two neighbouring columns.
+  static TS_DEV void middle(const u32* w, const float (&x)[2][FIRSTS], float (&made)[2]) {
+    float v[1][2];
+    Pair<bf16>::values(w + 0, v[0][0], v[0][1]);
     const float v0[2] = {add(x[0][0], v[0][0]), add(x[1][0], v[0][1])};
     float v1[2];
     silu_pair(x[0][1], x[1][1], v1);
@@ -139,8 +114,10 @@ struct Kernel {
     made[0] = v2[0];
     made[1] = v2[1];
   }
-  // From the sum y of the second layer to the result, r beside it.
-  static TS_DEV void after(const float (&v)[RESULT_VECTORS][2], const float (&y)[2], const float (&r)[2][LOADS + 1], float (&made)[2]) {
+  // From the last layer's sums y to the result, r beside them.
+  static TS_DEV void after(const u32* w, const float (&y)[2], const float (&r)[2][LOADS + 1], float (&made)[2]) {
+    float v[1][2];
+    Pair<bf16>::values(w + 0, v[0][0], v[0][1]);
     const float v0[2] = {add(y[0], v[0][0]), add(y[1], v[0][1])};
     const float v2[2] = {add(r[0][0], v0[0]), add(r[1][0], v0[1])};
     made[0] = v2[0];
@@ -150,7 +127,7 @@ struct Kernel {
 
 }  // namespace ts
 
-TS_PAIR_KERNEL(384) tilestream_ffn(const TS_PARAM ts::Params p) {
+TS_CLUSTER_KERNEL(384, 2) tilestream_ffn(const TS_PARAM ts::Params p) {
   TS_SHARED(smem);
   ts::run_tiled_block<ts::Kernel>(p, smem);
 }

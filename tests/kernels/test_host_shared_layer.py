@@ -98,11 +98,11 @@ MUTANTS = {
     ),
     "every group sums over the same part": (
         "partials",
-        Mutation(OWN, "const int x = me.group * K::GROUP_COLUMNS + i * K::DEPTH;", "const int x = i * K::DEPTH;"),
+        Mutation(OWN, "const int x = K::FIRSTS > 0 ? 0 : me.group * K::GROUP_COLUMNS", "const int x = 0"),
     ),
     "partial results are awaited by the flags of another exchange": (
         "partials",
-        Mutation(OWN, "HELD<K> || K::FIRSTS == 0 ? PARTIAL", "BY_CLUSTER<K> ? PARTIAL"),
+        Mutation(OWN, "K::HELD || K::FIRSTS == 0 ? PARTIAL", "K::BY_CLUSTER ? PARTIAL"),
     ),
 }
 

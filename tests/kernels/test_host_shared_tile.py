@@ -209,7 +209,7 @@ def test_no_races(name: str, folder: Path, flagged: None) -> None:
 
 
 SENT, OWN, PUT = "collectives.cuh", "shared_tile.cuh", "K::GROUP_COLUMNS * K::ROWS * 2 + q * 8, "
-FENCED = "    fence_async_shared();\n    if constexpr (OWN_MIDDLE<K>)"
+FENCED = "    fence_async_shared();\n    if constexpr (K::OWN_MIDDLE)"
 MUTANTS = {
     "a part is sent before it is there": (
         "gathered",
@@ -229,11 +229,11 @@ MUTANTS = {
     ),
     "a CTA leaves while its part is read": (
         "gathered",
-        Mutation(OWN, "if constexpr (BY_CLUSTER<K>) cluster_meet();", ""),
+        Mutation(OWN, "if constexpr (K::BY_CLUSTER) cluster_meet();", ""),
     ),
     "parts come before their barriers are set up": (
         "gathered",
-        Mutation(OWN, "if (K::TAIL == CLUSTER || BY_CLUSTER<K>)\n", "if (K::TAIL == CLUSTER)\n"),
+        Mutation(OWN, "if (K::TAIL == CLUSTER || K::BY_CLUSTER)\n", "if (K::TAIL == CLUSTER)\n"),
     ),
     "a part goes where another belongs": (
         "gathered",

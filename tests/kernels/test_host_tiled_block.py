@@ -93,8 +93,8 @@ MUTANTS = {
     "a slab is stored without a fence": Mutation(OWN, f"    fence_async_shared();\n{ANNOUNCED}", ANNOUNCED),
     "a page is loaded while slabs lie in it": Mutation(OWN, f"{STORED}      arrive_pair", "      arrive_pair"),
     "slabs are written to a page that is in use": Mutation(OWN, "smem, g, ring.take()", "smem, g, ring.addr()"),
-    "sums begin with those of the tile before": Mutation(OWN, "if (FIRST && k == 0)", "if (false)"),
-    "a residual is that of the slab before": Mutation(OWN, "K::LOADS > 0 && s + 8 < TILE_BLOCKS", "false"),
+    "sums begin with those of the tile before": Mutation("product.cuh", "if (k == 0)", "if (false)"),
+    "a residual is that of the slab before": Mutation(OWN, "K::LOADS > 0 && s + 1 < TILE_BLOCKS / 8", "false"),
 }
 
 

@@ -19,7 +19,8 @@ from tilestream.ir.derive import exchanges
 from tilestream.ir.pipeline import Pipeline, TileOp
 from tilestream.ir.verify import verify
 from tilestream.kernels.fits import verify_on
-from tilestream.kernels.product.shared_tile import Tail, build, is_block, is_projection
+from tilestream.kernels.product.finder import is_block, is_projection
+from tilestream.kernels.product.shared_tile import Tail, build
 from tilestream.kernels.product.shared_tile.cost import shared_tile_cost
 from tilestream.kernels.product.sharing import Middle
 from tilestream.kernels.shape import KernelShape, kernel_shape

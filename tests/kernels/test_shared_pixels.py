@@ -18,7 +18,8 @@ from tilestream.errors import QueueTimeout, VerifyError
 from tilestream.ir.pipeline import TILE_ROWS, Pipeline
 from tilestream.ir.taps import Window, pictures
 from tilestream.ir.verify import verify
-from tilestream.kernels.product.shared_tile import Tail, build, is_block, is_projection
+from tilestream.kernels.product.finder import is_block, is_projection
+from tilestream.kernels.product.shared_tile import Tail, build
 from tilestream.kernels.product.shared_tile.cost import shared_tile_cost
 from tilestream.kernels.product.tiled_block.model import is_tileable
 from tilestream.options import Options

@@ -21,7 +21,7 @@ from tilestream.ir.pipeline import Pipeline
 from tilestream.ir.verify import verify
 from tilestream.kernels.families import why_no_kernel
 from tilestream.kernels.fits import verify_on
-from tilestream.kernels.product.tiled_block.model import TiledBlock, build, space
+from tilestream.kernels.product.tiled_block.model import TiledBlock, build
 from tilestream.kernels.shape import KernelShape, kernel_shape
 from tilestream.options import Options
 from tilestream.plan.passes import tile_block
@@ -55,7 +55,7 @@ def test_a_block_of_a_vision_transformer() -> None:
     walk = s.walk(16_384)
     assert (walk.all_firsts, walk.all_seconds) == (64 * 12, 64 * 3)
     assert (walk.head, walk.firsts, walk.seconds, walk.early) == (264 + 66, 264, 66, 12)
-    (_, flags), (_, hidden), (_, operand) = space(s).parts
+    (_, flags), (_, hidden), (_, operand) = s.space.parts
     assert flags >= 8 * (132 + 68 * (32 + 24 + 6)) and hidden == s.hidden_bytes and operand == 68 * 128 * 768 * 2
 
 
@@ -131,7 +131,7 @@ def test_a_layer_is_the_second_product_alone(layer: Layer) -> None:
     assert (s.clusters, s.hid_blocks, s.out_blocks, s.second_steps) == (66, 0, 9, 12)
     walk = s.walk(16_384)
     assert (walk.all_firsts, walk.head, walk.firsts) == (0, 0, 0) and walk.all_seconds == 64 * 9
-    (_, flags), (_, hidden), (_, operand) = space(s).parts
+    (_, flags), (_, hidden), (_, operand) = s.space.parts
     assert hidden == operand == 0 and flags >= 8 * 132
 
 

@@ -15,7 +15,7 @@ from tilestream.graph.selection import partition
 from tilestream.ir import plain as plain_form
 from tilestream.ir.once import once
 from tilestream.ir.pipeline import Pipeline
-from tilestream.kernels.product.shared_tile.finder import Finder
+from tilestream.kernels.product.finder import Finder
 from tilestream.options import Options
 from tilestream.plan.planner import proposals
 

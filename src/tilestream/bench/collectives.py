@@ -19,7 +19,7 @@ from tilestream.cuda.exchange import BLOCK_BYTES, GATHERS, THREADS, Exchange, Ki
 from tilestream.devices import Device
 from tilestream.errors import DeviceError, VerifyError
 from tilestream.kernels.parts.params import LINE_BYTES
-from tilestream.kernels.product.shared_tile.params import PHASES
+from tilestream.kernels.product.shared_tile.model import PHASES
 from tilestream.kernels.stream.layout import SHARED_LIMIT
 
 PEERS = (2, 4, 8, 16)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from torch import fx
 
 from tilestream.graph.lowering import Value
-from tilestream.kernels.product.shared_tile import MOST_ROWS
+from tilestream.kernels.product.block import MOST_ROWS
 
 
 @dataclass

@@ -41,7 +41,8 @@ from tilestream.graph.region import Region, lower
 from tilestream.graph.sizes import hint
 from tilestream.graph.wide import hidden, pooled
 from tilestream.ir.ways import reached
-from tilestream.kernels.product.shared_tile import MOST_ROWS, is_block
+from tilestream.kernels.product.block import MOST_ROWS
+from tilestream.kernels.product.finder import is_block
 from tilestream.kernels.product.tiled_block.model import is_tileable
 
 log = logging.getLogger(__name__)

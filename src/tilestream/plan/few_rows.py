@@ -12,21 +12,13 @@ import torch
 from tilestream.devices import Device
 from tilestream.errors import IRError, VerifyError
 from tilestream.ir.pipeline import TILE_ROWS, Pipeline
-from tilestream.kernels.product.shared_tile import (
-    MOST_ROWS,
-    Block,
-    Tail,
-    build,
-    find_block,
-    is_block,
-    is_projection,
-    written_out,
-)
-from tilestream.kernels.product.shared_tile.column import with_column
+from tilestream.kernels.product.block import MOST_ROWS, Block
+from tilestream.kernels.product.finder import NARROW, find_block, is_block, is_projection
+from tilestream.kernels.product.shared_tile import Tail, build
 from tilestream.kernels.product.shared_tile.cost import shared_tile_cost
-from tilestream.kernels.product.shared_tile.find import NARROW
 from tilestream.kernels.product.shared_tile.model import SHORT_TILE
 from tilestream.kernels.product.sharing import Middle
+from tilestream.kernels.product.written import with_column, written_out
 from tilestream.options import Options
 from tilestream.plan import margins
 from tilestream.plan.passes import merge_common_ops, remove_dead_ops

@@ -19,7 +19,8 @@ from tilestream.graph.rewrites.settings import APART, Settings
 from tilestream.graph.rewrites.table import When, rewrite
 from tilestream.graph.selection import Exclusion, Partition, partition
 from tilestream.graph.tails import LIBRARY, Tail
-from tilestream.kernels.product.shared_tile import MOST_ROWS, is_projection
+from tilestream.kernels.product.block import MOST_ROWS
+from tilestream.kernels.product.finder import is_projection
 from tilestream.options import Options
 from tilestream.plan.gradient_launches import apart, gradient_sites, least_rows
 

@@ -8,7 +8,8 @@ from functools import partial
 from tilestream.devices import Device
 from tilestream.ir.pipeline import Pipeline
 from tilestream.ir.verify import WIDEST
-from tilestream.kernels.product.shared_tile import MOST_ROWS, is_block, is_projection
+from tilestream.kernels.product.block import MOST_ROWS
+from tilestream.kernels.product.finder import is_block, is_projection
 from tilestream.kernels.product.tiled_block.model import is_tileable
 from tilestream.options import Options
 from tilestream.plan.passes import merge_common_ops, remove_dead_ops, tile_block

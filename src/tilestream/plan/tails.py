@@ -14,7 +14,7 @@ from tilestream.graph.region import Region
 from tilestream.graph.selection import Partition
 from tilestream.graph.tails import Tail, tails
 from tilestream.ir.pipeline import TILE_ROWS
-from tilestream.kernels.product.shared_tile import MOST_ROWS
+from tilestream.kernels.product.block import MOST_ROWS
 from tilestream.options import Options
 from tilestream.plan.candidates import Candidate, fallback_of
 from tilestream.plan.planner import proposals

@@ -17,7 +17,7 @@ from tilestream.cuda.host.build import (
 )
 from tilestream.cuda.host.maps import tensor_map
 from tilestream.kernels.parts.params import LINE_BYTES
-from tilestream.kernels.product.shared_tile.params import PHASES
+from tilestream.kernels.product.shared_tile.model import PHASES
 
 
 def exchange_on_host(

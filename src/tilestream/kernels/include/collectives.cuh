@@ -43,43 +43,46 @@ TS_DEV void expire(const Team& team, Phase phase, int peer, u64 expected, u64 fo
   trap();
 }
 
-// A lane waits until FLAGS of its peers, first + k stride for its own k and every WARP-th after it, have announced this
-// epoch. Several are read side by side, without an order, and a fence behind them makes up for it: an acquire each would
-// be a turn to the L2 each.
-template <int FLAGS>
-TS_DEV void await_some(const Team& team, Phase phase, u64 epoch, int first, int stride, int k, int count, u64 start) {
+// A lane waits until FLAGS flags, flag(k) for its own k and every WARP-th after it, say `wanted`; who(k) raises them. Several
+// are read side by side, without an order, and a fence behind them makes up for it: an acquire each would be a turn to the L2
+// each.
+template <int FLAGS, class F, class W>
+TS_DEV void await_some(const Team& team, Phase phase, u64 wanted, const F& flag, const W& who, int k, int count, u64 start) {
 #pragma unroll 1
   for (u32 spin = 1;; ++spin) {
-    u64 found = epoch;
+    u64 found = wanted;
     int late = k;
 #pragma unroll
     for (int q = 0; q < FLAGS; ++q) {
       if (k + q * WARP >= count) continue;
-      const u64* flag = team.flag(phase, first + (k + q * WARP) * stride);
-      const u64 each = FLAGS == 1 ? flag_acquire(flag) : flag_peek(flag);
+      const u64 each = FLAGS == 1 ? flag_acquire(flag(k)) : flag_peek(flag(k + q * WARP));
       if (each < found) {
         found = each;
         late = k + q * WARP;
       }
     }
-    if (found >= epoch) break;
-    if ((spin & 255) == 0 && now_ns() - start > team.limit_ns) expire(team, phase, first + late * stride, epoch, found);
+    if (found >= wanted) break;
+    if ((spin & 255) == 0 && now_ns() - start > team.limit_ns) expire(team, phase, who(late), wanted, found);
   }
   if (FLAGS > 1) fence_gpu();
 }
-
-// A warp waits until `count` peers, first, first + stride, ..., have announced this epoch.
-TS_DEV void await_peers(const Team& team, Phase phase, u64 epoch, int first, int stride, int count) {
-  constexpr int SEVERAL = 4;
+// A warp waits until `count` of them do, SEVERAL at a time a lane where there are more than lanes.
+template <int SEVERAL, class F, class W>
+TS_DEV void await_all(const Team& team, Phase phase, u64 wanted, int count, const F& flag, const W& who) {
   const u64 start = now_ns();
-  if (count <= WARP) {
-    await_some<1>(team, phase, epoch, first, stride, (int)lane_in_warp(), count, start);
+  const int lane = (int)lane_in_warp();
+  if (SEVERAL > 1 && count <= WARP) {
+    await_some<1>(team, phase, wanted, flag, who, lane, count, start);
   } else {
 #pragma unroll 1
-    for (int k = (int)lane_in_warp(); k < count; k += SEVERAL * WARP)
-      await_some<SEVERAL>(team, phase, epoch, first, stride, k, count, start);
+    for (int k = lane; k < count; k += SEVERAL * WARP) await_some<SEVERAL>(team, phase, wanted, flag, who, k, count, start);
   }
   sync_warp();
+}
+// For peers first, first + stride, ..., that have announced this epoch.
+TS_DEV void await_peers(const Team& team, Phase phase, u64 epoch, int first, int stride, int count) {
+  const auto who = [&](int k) { return first + k * stride; };
+  await_all<4>(team, phase, epoch, count, [&](int k) { return team.flag(phase, who(k)); }, who);
 }
 
 // ---- parts that each of PEERS CTAs of a cluster makes and all want, through their shared memory. In everybody's `room` part q,

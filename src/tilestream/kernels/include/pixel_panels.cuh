@@ -1,13 +1,9 @@
 // Left operands of a shared tile that are pixels at the taps of a convolution: copied in the im2col mode, which walks over
-// output pixels by itself. K has the window: TAPS_ACROSS taps in a row of it, TAP_Y and TAP_X pixels apart, and where the first
+// output pixels by itself. K has the window of TAPS: TAPS_ACROSS in a row of it, TAP_Y and TAP_X pixels apart, and where the first
 // output pixel reads, LOWEST_Y and LOWEST_X.
 #pragma once
 
 namespace ts {
-
-// How many taps lie side by side in the rows that a kernel multiplies; kernels that read pixels specialise it.
-template <class K>
-constexpr int PIXEL_TAPS = 0;
 
 // Where the box of a tile's pixels begins.
 struct FirstPixel {

@@ -14,38 +14,11 @@
 // rows than 64 takes no more shared memory than it has: products read 64 rows all the same, of which the last are whatever
 // lies behind, and nobody stores what becomes of them.
 #pragma once
-#include "collectives.cuh"
 #include "marks.cuh"
 #include "pixel_panels.cuh"
-#include "row.cuh"
-#include "tile_products.cuh"
 #include "tile_results.cuh"
 
 namespace ts {
-
-// Whether each CTA makes for itself what the layer reads, as it has few rows: nothing is exchanged, and the ring of left
-// operands holds all columns that it sums over.
-template <class K>
-constexpr bool own_rows() {
-  if constexpr (K::FIRSTS == 0)
-    return K::OWN_ROWS;
-  else
-    return false;
-}
-
-// Whether no CTA waits for one outside of its cluster: nothing is announced, and a launch may have more CTAs than are
-// resident. Kernels of which it is so specialise it.
-template <class K>
-constexpr bool ALONE = false;
-
-// Columns of the first product's only stage that there are, in steps of 16, if they are fewer than a stage holds: neither
-// copies nor products go on to the zeros behind them.
-template <class K, class = void>
-constexpr int FIRST_DEPTH = K::DEPTH;
-template <class K>
-constexpr int FIRST_DEPTH<K, decltype((void)K::SHORT)> = (K::SHORT + 15) / 16 * 16;
-template <class K>
-constexpr int FIRST_PANELS = (FIRST_DEPTH<K> + 63) / 64 * 64;
 
 template <class K>
 using LeftRing = Ring<K::LEFT_STAGES, K::DEPTH * K::ROWS * 2>;
@@ -80,7 +53,7 @@ TS_DEV void init_shared_tile(const Position& me, u32 smem) {
   bar_init(middle_done<K>(smem), WARPS);
   bar_init(middle_ready<K>(smem), 1);
   bar_init(cleared<K>(smem), 1);
-  if constexpr (BY_CLUSTER<K>) {
+  if constexpr (K::BY_CLUSTER) {
     init_parts<K::COLUMNS>(gathered_bars<K>(smem), me.column, WARPS);
     expect_parts<K::COLUMNS, PART_BYTES<K>>(gathered_bars<K>(smem), me.column);
   }
@@ -108,36 +81,29 @@ TS_DEV void load_pixels(const P& p, const Position& me, LeftRing<K>& ring, int x
   }
 }
 
+// The same of a matrix: columns of `map` from (x, y) on.
+template <class K, int COLUMNS>
+TS_DEV void load_rows(LeftRing<K>& ring, const TensorMap* map, int x, int y, int box_rows, int count) {
+#pragma unroll 1
+  for (int i = 0; i < count; ++i, ring.advance()) {
+    ring.wait_empty();
+    bar_expect(ring.full(), COLUMNS * box_rows * 2);
+    load_panels<COLUMNS>(ring.addr(), map, x + i * K::DEPTH, y, ring.full(), K::ROWS * 128);
+  }
+}
+
 template <class K, class P>
 TS_DEV void load_left(const P& p, const Position& me, u32 smem) {
   LeftRing<K> ring(smem + K::BARS, smem + K::LEFT);
-  if constexpr (PIXEL_TAPS<K> > 0) {
-    load_pixels<K>(p, me, ring, K::FIRSTS > 0 ? 0 : me.group * K::GROUP_COLUMNS, K::FIRSTS > 0 ? K::STEPS : me.steps);
-    if constexpr (K::FIRSTS == 0) return;
-  } else {
-#pragma unroll 1
-    for (int i = 0; i < K::STEPS; ++i, ring.advance()) {
-      ring.wait_empty();
-      bar_expect(ring.full(), FIRST_PANELS<K> * p.box_rows * 2);
-      load_panels<FIRST_PANELS<K>>(ring.addr(), &p.input, i * K::DEPTH, me.row_tile * K::ROWS, ring.full(), K::ROWS * 128);
-    }
-  }
-  if constexpr (HELD<K>) return;
-  if constexpr (K::FIRSTS > 0) {
+  const int x = K::FIRSTS > 0 ? 0 : me.group * K::GROUP_COLUMNS, count = K::FIRSTS > 0 ? K::STEPS : me.steps;
+  if constexpr (K::TAPS > 0)
+    load_pixels<K>(p, me, ring, x, count);
+  else
+    load_rows<K, K::FIRST_PANELS>(ring, &p.input, x, me.row_tile * K::ROWS, p.box_rows, count);
+  if constexpr (K::FIRSTS > 0 && !K::HELD) {
     bar_wait(middle_ready<K>(smem), 0);
     fence_async_global();
-  }
-#pragma unroll 1
-  for (int i = 0; i < me.steps; ++i, ring.advance()) {
-    ring.wait_empty();
-    bar_expect(ring.full(), K::DEPTH * p.box_rows * 2);
-    if constexpr (K::FIRSTS > 0) {
-      const int y = (me.row_tile * K::GROUPS + me.group) * K::ROWS;
-      load_panels<K::DEPTH>(ring.addr(), &p.middle, i * K::DEPTH, y, ring.full(), K::ROWS * 128);
-    } else {
-      const int x = me.group * K::GROUP_COLUMNS + i * K::DEPTH;
-      load_panels<K::DEPTH>(ring.addr(), &p.input, x, me.row_tile * K::ROWS, ring.full(), K::ROWS * 128);
-    }
+    load_rows<K, K::DEPTH>(ring, &p.middle, 0, (me.row_tile * K::GROUPS + me.group) * K::ROWS, p.box_rows, me.steps);
   }
 }
 
@@ -160,10 +126,10 @@ TS_DEV void load_weights(const P& p, const Position& me, u32 smem) {
 #pragma unroll 1
     for (int i = 0; i < K::STEPS; ++i, ring.advance()) {
       ring.wait_empty();
-      bar_expect(ring.full(), FIRST_PANELS<K> * K::MIDDLE * K::FIRSTS * 2);
+      bar_expect(ring.full(), K::FIRST_PANELS * K::MIDDLE * K::FIRSTS * 2);
 #pragma unroll
       for (int f = 0; f < K::FIRSTS; ++f)
-        load_panels<FIRST_PANELS<K>>(ring.addr() + f * K::MIDDLE * 128, &p.firsts[f], i * K::DEPTH, K::offset(f) + column, ring.full(),
+        load_panels<K::FIRST_PANELS>(ring.addr() + f * K::MIDDLE * 128, &p.firsts[f], i * K::DEPTH, K::offset(f) + column, ring.full(),
                               K::FIRSTS * K::MIDDLE * 128);
     }
   }
@@ -171,15 +137,10 @@ TS_DEV void load_weights(const P& p, const Position& me, u32 smem) {
   for (int i = 0; i < me.steps; ++i, ring.advance()) {
     ring.wait_empty();
     bar_expect(ring.full(), K::DEPTH * K::OUT_COLUMNS * 2);
-    if constexpr (K::FIRSTS == 0) {
 #pragma unroll
-      for (int f = 0; f < K::RESULTS; ++f)
-        load_panels<K::DEPTH>(ring.addr() + K::start(f) * 128, &p.weights[f], me.group * K::GROUP_COLUMNS + i * K::DEPTH, me.column * K::width(f),
-                              ring.full(), K::OUT_COLUMNS * 128);
-    } else {
-      load_panels<K::DEPTH>(ring.addr(), &p.second, me.group * K::GROUP_COLUMNS + i * K::DEPTH, me.column * K::OUT_COLUMNS,
-                                          ring.full(), K::OUT_COLUMNS * 128);
-    }
+    for (int f = 0; f < K::LASTS; ++f)
+      load_panels<K::DEPTH>(ring.addr() + K::start(f) * 128, &p.lasts[f], me.group * K::GROUP_COLUMNS + i * K::DEPTH, me.column * K::width(f),
+                            ring.full(), K::OUT_COLUMNS * 128);
   }
 }
 
@@ -189,15 +150,15 @@ TS_DEV void load_weights(const P& p, const Position& me, u32 smem) {
 template <class K>
 TS_DEV void hand_over(const Team& team, const Position& me, u32 smem) {
   await_kernel_before();
-  const u64 epoch = team.next_epoch(HELD<K> || K::FIRSTS == 0 ? PARTIAL : MIDDLE);
+  const u64 epoch = team.next_epoch(K::HELD || K::FIRSTS == 0 ? PARTIAL : MIDDLE);
   if (lane_in_warp() == 0) {
     sts32(epoch_word<K>(smem), (u32)epoch);
     sts32(epoch_word<K>(smem) + 4, (u32)(epoch >> 32));
   }
-  if constexpr (BY_CLUSTER<K>) {
+  if constexpr (K::BY_CLUSTER) {
     send_part<K::COLUMNS, PART_BYTES<K>>(smem + K::GATHER, gathered_bars<K>(smem), me.column, 0);
     await_parts<K::COLUMNS>(team, gathered_bars<K>(smem), cta_of<K>(me.row_tile, me.group, 0), 0);
-  } else if constexpr (K::FIRSTS > 0 && !HELD<K>) {
+  } else if constexpr (K::FIRSTS > 0 && !K::HELD) {
     bar_wait(middle_done<K>(smem), 0);
     if (lane_in_warp() == 0) team.announce(MIDDLE, epoch);
     await_peers(team, MIDDLE, epoch, cta_of<K>(me.row_tile, me.group, 0), cta_of<K>(0, 0, 1), K::COLUMNS);
@@ -228,6 +189,13 @@ TS_DEV void clear_result(const P& p, const Team& team, const Position& me, u32 s
 
 // ---- consumers
 
+// COUNT elements of a vector of SIZE to shared memory, as fp32, by THREADS threads; zeros beyond its end.
+template <class V, int COUNT, int SIZE, int THREADS>
+TS_DEV void copy_vector(const void* from, u32 to, int first, int offset, int t) {
+#pragma unroll 1
+  for (int k = t; k < COUNT; k += THREADS) stsf(to + 4 * k, first + k < SIZE ? Io<V>::param(from, offset + first + k) : 0.0f);
+}
+
 // The middle of this CTA's columns, rounded, through shared memory that the left ring does not use now, to the L2; or to this
 // CTA's part of the gathered middle.
 template <class K, class P, int BLOCKS>
@@ -243,14 +211,13 @@ TS_DEV void store_middle(const P& p, const Fragment<BLOCKS> (&acc)[K::FIRSTS], c
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
         float v[2];
+        float x[2][K::FIRSTS];
 #pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          float x[K::FIRSTS];
+        for (int e = 0; e < 2; ++e)
 #pragma unroll
-          for (int f = 0; f < K::FIRSTS; ++f) x[f] = TS_REG(acc[f], 4 * i + 2 * j + e);
-          v[e] = K::middle(smem + K::VECTORS, mine + col_of(t, i) + e, x);
-        }
-        if constexpr (HELD<K>) {
+          for (int f = 0; f < K::FIRSTS; ++f) x[e][f] = TS_REG(acc[f], 4 * i + 2 * j + e);
+        K::middle(smem + K::VECTORS, mine + col_of(t, i), x, v);
+        if constexpr (K::HELD) {
           if (K::ROWS < 16 && row_of(t, j) >= K::ROWS) continue;
           const u32 at = smem + K::GATHER + ((part / 8 + i) * K::ROWS + row0 + row_of(t, j)) * 16 + (t & 3) * 4;
           sts32(at, first + 8 * i < K::HID ? K::T::pack(v[0], v[1]) : 0);  // padding, whatever act(0) is
@@ -259,7 +226,7 @@ TS_DEV void store_middle(const P& p, const Fragment<BLOCKS> (&acc)[K::FIRSTS], c
         }
       }
   }
-  if constexpr (HELD<K>) {
+  if constexpr (K::HELD) {
     TS_EACH(t, K::LIVE_THREADS) {
 #pragma unroll 1
       for (int q = (int)t + 128 * g; q < (GATHERED<K> - K::GROUP_COLUMNS) / 8 * K::ROWS * 2; q += K::LIVE_THREADS)
@@ -282,31 +249,52 @@ TS_DEV void store_middle(const P& p, const Fragment<BLOCKS> (&acc)[K::FIRSTS], c
   }
 }
 
-// Rows of the operand that this CTA makes: every CTAS-th of its row tile.
+// Rows of the operand that this CTA makes: every CTAS-th of its row tile, by all threads; or each of them, where it is alone
+// with them (K::OWN_ROWS), a warp a row.
 template <class K, class P>
 TS_DEV void make_operand(const P& p, const Position& me, u32 smem, u32 t) {
-  constexpr int CTAS = K::GROUPS * K::COLUMNS;
+  constexpr int CTAS = K::GROUPS * K::COLUMNS, THREADS = 128 * K::WARPGROUPS;
   await_kernel_before();
-  const int rows = me.rows < K::ROWS ? me.rows : K::ROWS;
+  const int rows = me.rows < K::ROWS ? me.rows : K::ROWS, start = me.row_tile * K::ROWS;
+  if constexpr (K::OWN_ROWS) {
 #pragma unroll 1
-  for (int row = me.cta - me.row_tile * CTAS; row < rows; row += CTAS) {
-    K::before(p, row_scratch<K>(smem), me.row_tile * K::ROWS + row, t);
-    named_sync(BOTH_GROUPS, 128 * K::WARPGROUPS);  // the scratch is read: the next row may write it
+    for (int row = (int)(t >> 5); row < rows; row += THREADS / 32) {
+      const RowInPanels<K::DEPTH, K::ROWS> to = {smem + K::LEFT, row, me.group * K::GROUP_COLUMNS, K::GROUP_COLUMNS};
+      K::before(p, to, start + row, 0, t & 31);
+    }
+    fence_async_shared();
+    named_sync(BOTH_GROUPS, THREADS);
+  } else {
+#pragma unroll 1
+    for (int row = me.cta - me.row_tile * CTAS; row < rows; row += CTAS) {
+      const RowInMemory to = {(u16*)p.operand_data + (u64)(start + row) * K::INNER};
+      K::before(p, to, start + row, row_scratch<K>(smem), t);
+      named_sync(BOTH_GROUPS, THREADS);  // the scratch is read: the next row may write it
+    }
+    group_arrive(operand_done<K>(smem));
   }
-  group_arrive(operand_done<K>(smem));
 }
 
-// All rows of the operand, a warp a row, where the products read them.
-template <class K, class P>
-TS_DEV void make_own_operand(const P& p, const Position& me, u32 smem, u32 t) {
-  await_kernel_before();
-  const int rows = me.rows < K::ROWS ? me.rows : K::ROWS;
-#pragma unroll 1
-  for (int row = (int)(t >> 5); row < rows; row += 4 * K::WARPGROUPS)
-    K::before(p, smem + K::LEFT, me.row_tile * K::ROWS + row, row, me.group * K::GROUP_COLUMNS, t & 31);
-  fence_async_shared();
-  named_sync(BOTH_GROUPS, 128 * K::WARPGROUPS);
-}
+// Both rings, or that of weights alone where left operands do not come through theirs. What comes LATE is waited for last:
+// a look at the other's barrier behind it would cost 0.1 us.
+template <class K, bool LEFT, bool LATE>
+struct BothRings {
+  LeftRing<K>& left;
+  WeightRing<K>& weights;
+  TS_DEV void wait_full() {
+    if (LEFT && !LATE) left.wait_full();
+    weights.wait_full();
+    if (LEFT && LATE) left.wait_full();
+  }
+  TS_DEV void release() {
+    if (LEFT) left.release();
+    weights.release();
+  }
+  TS_DEV void advance() {
+    left.advance();
+    weights.advance();
+  }
+};
 
 template <class K, class P>
 TS_DEV void consume(const P& p, const Team& team, const Position& me, u32 smem, int g) {
@@ -314,17 +302,12 @@ TS_DEV void consume(const P& p, const Team& team, const Position& me, u32 smem, 
   const u32 t = lane_in_group();
   LeftRing<K> left(smem + K::BARS, smem + K::LEFT);
   WeightRing<K> weights(smem + K::BARS + 16 * K::LEFT_STAGES, smem + K::WEIGHTS);
-  if constexpr (own_rows<K>())
-    make_own_operand<K>(p, me, smem, lane_in_group() + 128 * g);
-  else if constexpr (K::BEFORE)
+  if constexpr (K::BEFORE)
     make_operand<K>(p, me, smem, lane_in_group() + 128 * g);
   const bool leads = t == 0 && g == 0;
   mark(ROWS_MADE, leads);
   TS_EACH(t, 128) {
-    if constexpr (K::FIRSTS == 0)
-      K::load_vectors(p, smem + K::VECTORS, me.column, (int)t + 128 * g);
-    else
-      K::load_vectors(p, smem + K::VECTORS, me.group * K::GROUP_COLUMNS + middle_part<K>(me) * K::MIDDLE, me.column * K::OUT_COLUMNS, (int)t + 128 * g);
+    K::load_vectors(p, smem + K::VECTORS, me.group * K::GROUP_COLUMNS + middle_part<K>(me) * K::MIDDLE, me.column, (int)t + 128 * g);
   }
   const u32 mine = first_row<K>(g) * 128;  // in a panel
   if constexpr (K::FIRSTS == 0) {
@@ -337,69 +320,46 @@ TS_DEV void consume(const P& p, const Team& team, const Position& me, u32 smem, 
       start_from_zero(acc[f]);
       pin(acc[f]);
     }
-#pragma unroll 1
-    for (int i = 0; i < K::STEPS; ++i) {
-      left.wait_full();
-      weights.wait_full();
+    BothRings<K, true, false> pages = {left, weights};
+    sum_pages(pages, 0, K::STEPS, [&](int i) {
       mark(FIRST_STAGE, leads && i == 0);
       mma_fence();
 #pragma unroll
       for (int f = 0; f < K::FIRSTS; ++f)
-        multiply<K, FIRST_DEPTH<K>>(acc[f], (left.addr() + mine) >> 4, (weights.addr() + (f * K::MIDDLE + first_column<K>(g, K::MIDDLE)) * 128) >> 4, K::FIRSTS * K::MIDDLE * 8);
-      mma_commit();
-      if (i > 0) {
-        mma_wait<1>();
-        left.release();
-        weights.release();
-      }
-      left.advance();
-      weights.advance();
-    }
+        multiply<typename K::T, K::FIRST_DEPTH, K::ROWS, false, false>(
+            acc[f], (left.addr() + mine) >> 4, (weights.addr() + (f * K::MIDDLE + first_column<K>(g, K::MIDDLE)) * 128) >> 4, K::FIRSTS * K::MIDDLE * 8);
+    });
     mma_wait<0>();
 #pragma unroll
     for (int f = 0; f < K::FIRSTS; ++f) pin(acc[f]);  // or what reads them moves in front of the wait (C7514)
-    left.release();
-    weights.release();
+    pages.release();
     mark(FIRST_SUM, leads);
     // The other warpgroup's last stage may lie where this one stages; and the vectors are there.
     named_sync(BOTH_GROUPS, THREADS);
     store_middle<K>(p, acc, me, smem, g, t);
     fence_async_shared();
-    if constexpr (OWN_MIDDLE<K>)
+    if constexpr (K::OWN_MIDDLE)
       named_sync(BOTH_GROUPS, THREADS);
     else
-      group_arrive(BY_CLUSTER<K> ? gathered_bars<K>(smem) + 8 * me.column : middle_done<K>(smem));
+      group_arrive(K::BY_CLUSTER ? gathered_bars<K>(smem) + 8 * me.column : middle_done<K>(smem));
     mark(MIDDLE_STORED, leads);
   }
   Fragment<share<K>(K::OUT_COLUMNS) / 8> acc;
   const u32 half = first_column<K>(g, K::OUT_COLUMNS) * 128;
   start_from_zero(acc);
   pin(acc);
+  BothRings<K, !K::HELD && !K::OWN_ROWS, true> pages = {left, weights};
+  int come = 0;
+  sum_pages(pages, 0, me.steps, [&](int i) {
+    if constexpr (K::BY_CLUSTER) {
 #pragma unroll 1
-  for (int i = 0, come = 0; i < me.steps; ++i) {
-    weights.wait_full();
-    if constexpr (HELD<K>) {
-      if constexpr (BY_CLUSTER<K>) {
-#pragma unroll 1
-        for (; come < K::COLUMNS && come * K::MIDDLE < (i + 1) * K::DEPTH; ++come) bar_wait(gathered_bars<K>(smem) + 8 * come, 0);
-      }
-      mma_fence();
-      multiply_gathered<K>(acc, (smem + K::GATHER + first_row<K>(g) * 16 + i * (K::DEPTH * K::ROWS * 2)) >> 4, (weights.addr() + half) >> 4, K::OUT_COLUMNS * 8);
-    } else {
-      if constexpr (!own_rows<K>()) left.wait_full();
-      mark(MIDDLE_BACK, leads && i == 0);
-      mma_fence();
-      multiply<K, K::DEPTH>(acc, (left.addr() + mine) >> 4, (weights.addr() + half) >> 4, K::OUT_COLUMNS * 8);
+      for (; come < K::COLUMNS && come * K::MIDDLE < (i + 1) * K::DEPTH; ++come) bar_wait(gathered_bars<K>(smem) + 8 * come, 0);
     }
-    mma_commit();
-    if (i > 0) {
-      mma_wait<1>();
-      if constexpr (!HELD<K> && !own_rows<K>()) left.release();
-      weights.release();
-    }
-    left.advance();
-    weights.advance();
-  }
+    mark(MIDDLE_BACK, leads && i == 0);
+    mma_fence();
+    const u32 from = K::HELD ? smem + K::GATHER + first_row<K>(g) * 16 + i * (K::DEPTH * K::ROWS * 2) : left.addr() + mine;
+    multiply<typename K::T, K::DEPTH, K::ROWS, K::HELD, false>(acc, from >> 4, (weights.addr() + half) >> 4, K::OUT_COLUMNS * 8);
+  });
   mma_wait<0>();
   pin(acc);
   mark(SECOND_SUM, leads);
@@ -418,7 +378,7 @@ TS_DEV void consume(const P& p, const Team& team, const Position& me, u32 smem, 
     float* tile = p.partial + (u64)(me.row_tile * K::COLUMNS + me.column) * K::GROUPS * (share<K>(K::OUT_COLUMNS) / 8 * K::LIVE_THREADS * 4);
     const int first = cta_of<K>(me.row_tile, 0, me.column), stride = cta_of<K>(0, 1, 0);
     constexpr int BLOCKS = share<K>(K::OUT_COLUMNS) / 8;
-    if constexpr (TAGGED<K>)
+    if constexpr (K::TAGGED)
       reduce_scatter_tagged<BLOCKS, K::GROUPS, K::LIVE_THREADS>(acc, tile, me.group, t + 128 * g, team, epoch, first, stride, ahead, finish);
     else
       reduce_scatter_l2<BLOCKS, K::GROUPS, K::LIVE_THREADS>(acc, tile, me.group, t + 128 * g, team, epoch, first, stride, ahead, finish);
@@ -442,7 +402,7 @@ TS_DEV void run_shared_tile(const P& p, u32 smem) {
   mark(START_NS, cta_leader());
   if (cta_leader()) init_shared_tile<K>(me, smem);
   let_next_kernel_start();
-  if (K::TAIL == CLUSTER || BY_CLUSTER<K>)
+  if (K::TAIL == CLUSTER || K::BY_CLUSTER)
     cluster_sync();
   else
     sync_cta();
@@ -451,7 +411,7 @@ TS_DEV void run_shared_tile(const P& p, u32 smem) {
     if constexpr (K::WARPGROUPS == 2) registers_dec<LOADER_REGISTERS>();
     const int role = warp & 3;
     if (role == 0) {
-      if constexpr (!own_rows<K>()) {
+      if constexpr (!K::OWN_ROWS) {
         await_kernel_before();
         if constexpr (K::BEFORE) await_operand<K>(team, me, smem);
         mark(ROWS_THERE, K::BEFORE && lane_in_warp() == 0);
@@ -460,7 +420,7 @@ TS_DEV void run_shared_tile(const P& p, u32 smem) {
     } else if (role == 1) {
       if (lane_in_warp() == 0) load_weights<K>(p, me, smem);
     } else if (role == 2) {
-      if constexpr (!ALONE<K>) hand_over<K>(team, me, smem);
+      if constexpr (!K::ALONE) hand_over<K>(team, me, smem);
     } else if constexpr (K::TAIL == REDUCE_ADD) {
       clear_result<K>(p, team, me, smem);
     }
@@ -468,14 +428,14 @@ TS_DEV void run_shared_tile(const P& p, u32 smem) {
       sync_warp();
       cluster_sync();
     }
-    if constexpr (BY_CLUSTER<K>) sync_warp();
+    if constexpr (K::BY_CLUSTER) sync_warp();
   } else {
     if constexpr (K::WARPGROUPS == 2) registers_inc<CONSUMER_REGISTERS>();
     consume<K>(p, team, me, smem, group);
     mark(ENDED, cta_leader());
     mark(END_NS, cta_leader());
   }
-  if constexpr (BY_CLUSTER<K>) cluster_meet();  // what this CTA sent was read from it, and nothing comes to it any more
+  if constexpr (K::BY_CLUSTER) cluster_meet();  // what this CTA sent was read from it, and nothing comes to it any more
 }
 
 }  // namespace ts

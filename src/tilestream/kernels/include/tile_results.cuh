@@ -1,50 +1,29 @@
 // Who a CTA of a shared tile is, and where what it has of the results goes. K and Params as in shared_tile.cuh.
 #pragma once
-#include "tile.cuh"
+#include "product.cuh"
 
 namespace ts {
 
 enum Tail : int { NO_TAIL, PARTIALS, REDUCE_ADD, CLUSTER };
 
-// Whether all of the group's middle is in each of its CTAs, at K::GATHER. Columns of 8 lie behind each other, of each all
-// rows, 16 bytes a row: so a CTA's part is one piece of memory, of any multiple of 8 columns, and products read it as blocks
-// of 8 rows without a swizzle.
-template <class K, class = void>
-constexpr bool HELD = false;
-template <class K>
-constexpr bool HELD<K, decltype((void)K::GATHER)> = true;
-// Either each CTA makes all of it for itself, and nothing is handed over, or the CTAs of a group are a cluster and gather
-// it through their shared memory.
-template <class K, class = void>
-constexpr bool OWN_MIDDLE = false;
-template <class K>
-constexpr bool OWN_MIDDLE<K, decltype((void)K::OWN)> = true;
-template <class K>
-constexpr bool BY_CLUSTER = HELD<K> && !OWN_MIDDLE<K>;
+// Where K::HELD, all of the group's middle is in each of its CTAs, at K::GATHER. Columns of 8 lie behind each other, of each
+// all rows, 16 bytes a row: so a CTA's part is one piece of memory, of any multiple of 8 columns, and products read it as
+// blocks of 8 rows without a swizzle. Either each CTA makes all of it (K::OWN_MIDDLE), and nothing is handed over, or the CTAs
+// of a group are a cluster and gather it through their shared memory (K::BY_CLUSTER).
 template <class K>
 constexpr u32 PART_BYTES = K::ROWS * K::MIDDLE * 2;
 // The group's columns up to whole stages of the second product; beyond the last are zeros.
 template <class K>
 constexpr int GATHERED = (K::GROUP_COLUMNS + K::DEPTH - 1) / K::DEPTH * K::DEPTH;
 
-// Whether both warpgroups have all 64 rows of a tile, each half of the columns; else each has 64 rows.
-template <class K, class = void>
-constexpr bool HALVES = false;
+// With K::HALVES both warpgroups have all 64 rows of a tile, each half of the columns; else each has 64 rows. Of the columns
+// of a CTA: those of a warpgroup, and where they and its rows begin.
 template <class K>
-constexpr bool HALVES<K, decltype((void)K::BY_HALVES)> = true;
-// Of the columns of a CTA: those of a warpgroup, and where they and its rows begin.
+constexpr int share(int columns) { return K::HALVES ? columns / 2 : columns; }
 template <class K>
-constexpr int share(int columns) { return HALVES<K> ? columns / 2 : columns; }
+TS_DEV int first_column(int g, int columns) { return K::HALVES ? g * (columns / 2) : 0; }
 template <class K>
-TS_DEV int first_column(int g, int columns) { return HALVES<K> ? g * (columns / 2) : 0; }
-template <class K>
-TS_DEV int first_row(int g) { return HALVES<K> ? 0 : 64 * g; }
-
-// Whether words of partial sums say by themselves which launch they are of.
-template <class K, class = void>
-constexpr bool TAGGED = false;
-template <class K>
-constexpr bool TAGGED<K, decltype((void)K::TAGGED_SUMS)> = true;
+TS_DEV int first_row(int g) { return K::HALVES ? 0 : 64 * g; }
 
 struct Position {
   int row_tile, group, column, cta;
@@ -70,7 +49,7 @@ TS_DEV Position position(int cta, int rows) {
 
 // Which part of the group's middle the CTA makes.
 template <class K>
-TS_DEV int middle_part(const Position& me) { return OWN_MIDDLE<K> ? 0 : me.column; }
+TS_DEV int middle_part(const Position& me) { return K::OWN_MIDDLE ? 0 : me.column; }
 
 // Where a column of a CTA belongs: in which result, and which of its columns it is.
 struct Place {
@@ -82,23 +61,17 @@ struct Place {
 // Of local column c of the CTAs of `member`.
 template <class K, class P>
 TS_DEV Place place(const P& p, int member, int c) {
-  if constexpr (K::FIRSTS == 0)
-    return K::place(p, member, c);
-  else
-    return {p.result, p.result_stride, member * K::OUT_COLUMNS + c, K::OUT};
-}
-template <class K>
-constexpr bool even_results() {
-  if constexpr (K::FIRSTS == 0)
-    return K::EVEN;
-  else
-    return K::OUT % 2 == 0;
+  int f = 0;
+#pragma unroll
+  for (; f < K::LASTS - 1; ++f)
+    if (c < K::start(f + 1)) break;
+  return {p.results[f], p.result_strides[f], member * K::width(f) + c - K::start(f), K::columns_of(f)};
 }
 
 // Elements of tensors with rows, residuals, that go with two columns of two rows of the result.
 template <class K>
 struct Beside {
-  float of[2][2][K::LOADS > 0 ? K::LOADS : 1];
+  u32 words[2][K::BESIDE_WORDS + 1];
 };
 
 template <class K, class P>
@@ -109,11 +82,18 @@ TS_DEV Beside<K> load_beside(const P& p, const Position& me, int g, u32 t, int i
 #pragma unroll
   for (int j = 0; j < 2; ++j) {
     const int row = first_row<K>(g) + row_of(t, j);
-#pragma unroll
-    for (int e = 0; e < 2; ++e)
-      if (row < me.rows && at.column + e < at.columns) K::beside(p, me.row_tile * K::ROWS + row, at.column + e, made.of[j][e]);
+    if (row < me.rows && at.column < at.columns) K::beside_words(p, me.row_tile * K::ROWS + row, at.column, made.words[j]);
   }
   return made;
+}
+
+// Columns `local` and the next of a row of the result, from their sums.
+template <class K>
+TS_DEV void finish_pair(u32 smem, int local, const float* sums, const u32* words, float (&made)[2]) {
+  const float y[2] = {sums[0], sums[1]};
+  float r[2][K::LOADS + 1];
+  K::beside_values(words, r);
+  K::after(smem + K::VECTORS, local, y, r, made);
 }
 
 // Two columns of two rows of the result, as Fragment has them.
@@ -126,13 +106,13 @@ TS_DEV void store_block(const P& p, const Position& me, u32 smem, int g, u32 t, 
   for (int j = 0; j < 2; ++j) {
     const int row = first_row<K>(g) + row_of(t, j), at = me.row_tile * K::ROWS + row;
     if (row >= me.rows || to.column >= to.columns) continue;
-    const float a = K::after(smem + K::VECTORS, local, v[2 * j], beside.of[j][0]);
-    const float b = K::after(smem + K::VECTORS, local + 1, v[2 * j + 1], beside.of[j][1]);
-    if (even_results<K>()) {
-      Io<O>::global2(to.data, (u64)at * to.stride + to.column, a, b);
+    float made[2];
+    finish_pair<K>(smem, local, v + 2 * j, beside.words[j], made);
+    if (K::EVEN) {
+      Io<O>::global2(to.data, (u64)at * to.stride + to.column, made[0], made[1]);
     } else {
-      Io<O>::global1(to.data, (u64)at * to.stride + to.column, a);
-      if (to.column + 1 < to.columns) Io<O>::global1(to.data, (u64)at * to.stride + to.column + 1, b);
+      Io<O>::global1(to.data, (u64)at * to.stride + to.column, made[0]);
+      if (to.column + 1 < to.columns) Io<O>::global1(to.data, (u64)at * to.stride + to.column + 1, made[1]);
     }
   }
 }
@@ -142,19 +122,15 @@ TS_DEV void store_block(const P& p, const Position& me, u32 smem, int g, u32 t, 
 constexpr int STAGED_COLUMNS = 24;  // of three results, 8 of each, it takes longer
 template <class K>
 constexpr int narrowest_result() {
-  if constexpr (K::FIRSTS == 0) {
-    int least = K::width(0);
-    for (int f = 1; f < K::RESULTS; ++f) least = K::width(f) < least ? K::width(f) : least;
-    return least;
-  } else {
-    return share<K>(K::OUT_COLUMNS);
-  }
+  int least = K::width(0);
+  for (int f = 1; f < K::LASTS; ++f) least = K::width(f) < least ? K::width(f) : least;
+  return share<K>(least);
 }
 template <class K>
 constexpr int STAGED_PITCH = share<K>(K::OUT_COLUMNS) * K::Result::BYTES + 16;  // rows start on other banks
 template <class K>
 constexpr bool stages_result() {
-  constexpr u32 WARPS = (K::LIVE_THREADS + 31) / 32, ROOM = HELD<K> ? K::LEFT_STAGES * K::DEPTH * K::ROWS * 2 : K::SCATTER;
+  constexpr u32 WARPS = (K::LIVE_THREADS + 31) / 32, ROOM = K::HELD ? K::LEFT_STAGES * K::DEPTH * K::ROWS * 2 : K::SCATTER;
   return K::TAIL == NO_TAIL && narrowest_result<K>() >= STAGED_COLUMNS && WARPS * 16 * STAGED_PITCH<K> <= ROOM;
 }
 template <class K>
@@ -165,9 +141,9 @@ TS_DEV void stage_block(u32 smem, int g, u32 t, int i, const float (&v)[4], cons
   const int column = col_of(t, i), local = first_column<K>(g, K::OUT_COLUMNS) + column;
 #pragma unroll
   for (int j = 0; j < 2; ++j) {
-    const float a = K::after(smem + K::VECTORS, local, v[2 * j], beside.of[j][0]);
-    const float b = K::after(smem + K::VECTORS, local + 1, v[2 * j + 1], beside.of[j][1]);
-    Io<typename K::Result>::store(staged_row<K>(smem, g, row_of(t, j)) + column * K::Result::BYTES, a, b);
+    float made[2];
+    finish_pair<K>(smem, local, v + 2 * j, beside.words[j], made);
+    Io<typename K::Result>::store(staged_row<K>(smem, g, row_of(t, j)) + column * K::Result::BYTES, made[0], made[1]);
   }
 }
 

@@ -8,9 +8,8 @@
 // Producers: warp 0 loads; warps 1 and 2 store what the warpgroups leave, and say so; warp 3 makes the rows of the operand
 // where something, a norm, stands in front of the first layer. The first of them all warps make.
 #pragma once
-#include "collectives.cuh"
+#include "product.cuh"
 #include "tiled_order.cuh"
-#include "warp_row.cuh"
 
 namespace ts {
 
@@ -38,19 +37,8 @@ TS_DEV u64 ticket_of(const Walk& w, u64 epoch, int tile) { return epoch + (u64)(
 template <class K>
 TS_DEV int tiles_of(const Walk& w) { return w.all_seconds / K::OUT_BLOCKS * PAIR; }
 
-// By a warp.
 TS_DEV void await_flags(const Team& team, Phase phase, const u64* flags, int count, u64 wanted, int tile) {
-  const u64 start = now_ns();
-#pragma unroll 1
-  for (int k = (int)lane_in_warp(); k < count; k += WARP) {
-#pragma unroll 1
-    for (u32 spin = 1;; ++spin) {
-      const u64 found = flag_acquire(flags + k);
-      if (found >= wanted) break;
-      if ((spin & 255) == 0 && now_ns() - start > team.limit_ns) expire(team, phase, tile, wanted, found);
-    }
-  }
-  sync_warp();
+  await_all<1>(team, phase, wanted, count, [&](int k) { return flags + k; }, [&](int) { return tile; });
 }
 
 template <class K>
@@ -99,7 +87,7 @@ TS_DEV const TensorMap* right_of(const P& p, const Unit& x, int half, int& row) 
     if (!x.second) row = K::offset(half) + x.column * HALF_COLUMNS;
   if constexpr (K::FIRSTS > 0)
     if (!x.second) return &p.firsts[K::FIRSTS == 2 ? half : 0];
-  return &p.seconds[x.last];
+  return &p.lasts[x.last];
 }
 template <class K, class P>
 TS_DEV const TensorMap* to_of(const P& p, const Unit& x) {
@@ -210,7 +198,8 @@ TS_DEV void make_operand(const P& p, const Team& team, u64 epoch, int first, int
 #pragma unroll 1
     for (int r = 0; r < OPERAND_ROWS; ++r) {
       const int row = tile * TILE_ROWS + part * OPERAND_ROWS + r;
-      if (row < p.rows) K::before(p, row, slot * TILE_ROWS + part * OPERAND_ROWS + r, lane_in_warp());
+      const RowInMemory to = {(u16*)p.operand_data + (u64)(slot * TILE_ROWS + part * OPERAND_ROWS + r) * K::INNER};
+      if (row < p.rows) K::before(p, to, row, 0, lane_in_warp());
     }
     sync_warp();
     if (lane_in_warp() == 0) {
@@ -221,44 +210,6 @@ TS_DEV void make_operand(const P& p, const Team& team, u64 epoch, int first, int
 }
 
 // ---- consumers
-// A page; the first of a tile begins its sums.
-template <class T, bool FIRST>
-TS_DEV void multiply_step(Fragment<TILE_BLOCKS>& acc, u32 left, u32 right) {
-#pragma unroll
-  for (int k = 0; k < TILE_DEPTH / 16; ++k) {
-    const u64 a = mma_desc_over_16(left + 2 * k), b = mma_desc_over_16(right + 2 * k);
-    if (FIRST && k == 0)
-      Mma<T, TILE_BLOCKS, 0>::start(acc, a, b);
-    else
-      Mma<T, TILE_BLOCKS, 0>::shared(acc, a, b);
-  }
-}
-
-// Two neighbouring elements of a vector, as they lie in memory.
-template <class V>
-struct Pair {
-  static constexpr int WORDS = V::BYTES / 2;
-  template <bool ALIGNED>
-  static TS_DEV void load(const void* from, int c, u32* w) {
-    if constexpr (V::BYTES == 4) {
-      w[0] = load_global((const u32*)from + c);
-      w[1] = load_global((const u32*)from + c + 1);
-    } else if constexpr (ALIGNED) {
-      w[0] = load_global((const u32*)from + (c >> 1));
-    } else {
-      w[0] = load_global((const u16*)from + c) | (u32)load_global((const u16*)from + c + 1) << 16;
-    }
-  }
-  static TS_DEV void values(const u32* w, float& a, float& b) {
-    if constexpr (V::BYTES == 4) {
-      a = float_of(w[0]);
-      b = float_of(w[1]);
-    } else {
-      a = V::low(w[0]);
-      b = V::high(w[0]);
-    }
-  }
-};
 // What an epilogue reads of a tile's columns is on its way while the tile is multiplied: lane l of each warp has columns
 // 64 q + 2 l and the next, and asks the other lanes for its own.
 constexpr int COLUMN_PARTS = TILE_COLUMNS / 64;
@@ -316,38 +267,6 @@ struct Slabs {
     slabs.advance();
   }
 };
-// Slab s of a hidden tile: 64 columns, rounded.
-template <class K>
-TS_DEV void leave_hidden(const Fragment<TILE_BLOCKS>& acc, Slabs<K>& slabs, const ColumnWords<K>& columns, int s) {
-  const u32 slab = slabs.open(s);
-  TS_PASS
-  TS_LANES {
-    const u32 t = TS_PASS_LANE;
-    u32 made[2][2];
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      u32 w[COLUMN_WORDS<K> + 1];
-#pragma unroll
-      for (int n = 0; n < K::HIDDEN_WORDS; ++n) w[n] = TS_REG_OF(columns, s * COLUMN_WORDS<K> + n, 4 * i + (t & 3));
-      float v[K::HIDDEN_VECTORS][2];
-      K::hidden_values(w, v);
-#pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        float sums[2][K::FIRSTS];
-#pragma unroll
-        for (int e = 0; e < 2; ++e)
-#pragma unroll
-          for (int f = 0; f < K::FIRSTS; ++f) sums[e][f] = TS_REG(acc, 4 * (8 * (f * HIDDEN_SLABS<K> + s) + i) + 2 * j + e);
-        float both[2];
-        K::middle(v, sums, both);
-        made[i & 1][j] = K::T::pack(both[0], both[1]);
-      }
-      if (i & 1) sts_blocks(slab, t, i - 1, made);
-    }
-  }
-  slabs.close(s);
-}
-
 // What is read beside a result: words of one slab, each loaded anew, for the next slab, as soon as it was used.
 template <class K>
 struct Beside : Registers<u32, 8 * 2 * K::BESIDE_WORDS + 1> {};
@@ -366,54 +285,46 @@ TS_DEV void first_beside(const P& p, Beside<K>& beside, const Unit& x, int g) {
   }
   pin(beside);
 }
-template <class K, class P>
-TS_DEV void leave_result(const P& p, const Fragment<TILE_BLOCKS>& acc, Slabs<K>& slabs, const ColumnWords<K>& columns, Beside<K>& beside,
-                         const Unit& x, int g) {
+// Slab s of a tile, 64 columns, rounded: of the result, or of the hidden layer.
+template <class K, bool SECOND, class P>
+TS_DEV void leave_slab(const P& p, const Fragment<TILE_BLOCKS>& acc, Slabs<K>& slabs, const ColumnWords<K>& columns, Beside<K>& beside,
+                       const Unit& x, int g, int s) {
+  const u32 slab = slabs.open(s);
+  TS_PASS
+  TS_LANES {
+    const u32 t = TS_PASS_LANE;
+    u32 made[2][2];
 #pragma unroll
-  for (int s = 0; s < TILE_BLOCKS; s += 8) {
-    const u32 slab = slabs.open(s / 8);
-    TS_PASS
-    TS_LANES {
-      const u32 t = TS_PASS_LANE;
-      u32 made[2][2];
+    for (int i = 0; i < 8; ++i) {
+      u32 w[COLUMN_WORDS<K> + 1];
 #pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        u32 w[COLUMN_WORDS<K> + 1];
+      for (int n = 0; n < (SECOND ? K::RESULT_WORDS : K::HIDDEN_WORDS); ++n) w[n] = TS_REG_OF(columns, s * COLUMN_WORDS<K> + n, 4 * i + (t & 3));
 #pragma unroll
-        for (int n = 0; n < K::RESULT_WORDS; ++n) w[n] = TS_REG_OF(columns, s / 8 * COLUMN_WORDS<K> + n, 4 * i + (t & 3));
-        float v[K::RESULT_VECTORS][2];
-        K::result_values(w, v);
-#pragma unroll
-        for (int j = 0; j < 2; ++j) {
+      for (int j = 0; j < 2; ++j) {
+        const auto sum = [&](int block, int e) { return TS_REG(acc, 4 * (block + i) + 2 * j + e); };
+        float both[2];
+        if constexpr (SECOND) {
           u32* const words = &TS_REG(beside, (2 * i + j) * K::BESIDE_WORDS);
-          float r[2][K::LOADS + 1], y[2], both[2];
+          float r[2][K::LOADS + 1], y[2] = {sum(8 * s, 0), sum(8 * s, 1)};
           K::beside_values(words, r);
-          if (K::LOADS > 0 && s + 8 < TILE_BLOCKS) load_beside<K>(p, words, x, g, t, s + 8 + i, j);
-#pragma unroll
-          for (int e = 0; e < 2; ++e) y[e] = TS_REG(acc, 4 * (s + i) + 2 * j + e);
-          K::after(v, y, r, both);
+          if (K::LOADS > 0 && s + 1 < TILE_BLOCKS / 8) load_beside<K>(p, words, x, g, t, 8 * s + 8 + i, j);
+          K::after(w, y, r, both);
           made[i & 1][j] = K::Result::pack(both[0], both[1]);
+        } else {
+          float sums[2][K::FIRSTS];
+#pragma unroll
+          for (int f = 0; f < K::FIRSTS; ++f)
+#pragma unroll
+            for (int e = 0; e < 2; ++e) sums[e][f] = sum(8 * (f * HIDDEN_SLABS<K> + s), e);
+          K::middle(w, sums, both);
+          made[i & 1][j] = K::T::pack(both[0], both[1]);
         }
-        if (i & 1) sts_blocks(slab, t, i - 1, made);
       }
+      if (i & 1) sts_blocks(slab, t, i - 1, made);
     }
-    pin(beside);
-    slabs.close(s / 8);
   }
-}
-
-// One page of both operands; the one before it is given back.
-template <class K, bool FIRST>
-TS_DEV void consume_step(Fragment<TILE_BLOCKS>& acc, StepRing<K>& ring, u32 mine) {
-  const u32 step = ring.take();
-  mma_fence();
-  multiply_step<typename K::T, FIRST>(acc, (step + mine) >> 4, (step + LEFT_BYTES) >> 4);
-  mma_commit();
-  if (!FIRST) {
-    mma_wait<1>();
-    ring.release();
-  }
-  ring.advance();
+  if (SECOND) pin(beside);
+  slabs.close(s);
 }
 
 template <class K, class P>
@@ -430,9 +341,18 @@ TS_DEV void consume_tiles(const P& p, u64 epoch, u32 smem, int cluster, int rank
     Beside<K> beside;
     load_columns<K>(p, columns, x);
     const int steps = x.second ? K::SECOND_STEPS : K::FIRST_STEPS;
-    consume_step<K, true>(acc, ring, mine);
-#pragma unroll 1
-    for (int i = 1; i < steps; ++i) consume_step<K, false>(acc, ring, mine);
+    // A page of both operands; a tile's first begins its sums.
+    const auto left = [&] { return (ring.addr() + mine) >> 4; };
+    const auto right = [&] { return (ring.addr() + LEFT_BYTES) >> 4; };
+    ring.wait_full();
+    mma_fence();
+    multiply<typename K::T, TILE_DEPTH, ROWS, false, true>(acc, left(), right(), 0);
+    mma_commit();
+    ring.advance();
+    sum_pages(ring, 1, steps, [&](int) {
+      mma_fence();
+      multiply<typename K::T, TILE_DEPTH, ROWS, false, false>(acc, left(), right(), 0);
+    });
     if (K::LOADS > 0 && x.second) first_beside<K>(p, beside, x, g);
     mma_wait<0>();
     pin(acc);  // or what reads them moves in front of the wait (C7514)
@@ -440,10 +360,11 @@ TS_DEV void consume_tiles(const P& p, u64 epoch, u32 smem, int cluster, int rank
     if (x.second) {
       // Its bulk loads have completed (mbarriers said so): a relaxed store cannot overtake those waits.
       if (K::FIRSTS > 0 && group_leader()) flag_relaxed(flags_of<K>(p).read + (x.rows % w.slots * 2 + g) * K::OUT_BLOCKS + x.column, ticket_of(w, epoch, x.rows));
-      leave_result<K>(p, acc, slabs, columns, beside, x, g);
+#pragma unroll
+      for (int s = 0; s < TILE_BLOCKS / 8; ++s) leave_slab<K, true>(p, acc, slabs, columns, beside, x, g, s);
     } else if constexpr (K::FIRSTS > 0) {
 #pragma unroll
-      for (int s = 0; s < HIDDEN_SLABS<K>; ++s) leave_hidden<K>(acc, slabs, columns, s);
+      for (int s = 0; s < HIDDEN_SLABS<K>; ++s) leave_slab<K, false>(p, acc, slabs, columns, beside, x, g, s);
     }
   }
 }

@@ -10,10 +10,12 @@ from tilestream.devices import Device
 from tilestream.errors import VerifyError
 from tilestream.ir.axes import Level, Loop, Spread
 from tilestream.ir.pipeline import Pipeline, Stage
-from tilestream.kernels.product.shared_tile import MOST_ROWS, Block, Tail, find_block, written_out
-from tilestream.kernels.product.shared_tile.column import with_column
+from tilestream.kernels.product.block import MOST_ROWS, Block
+from tilestream.kernels.product.finder import find_block
+from tilestream.kernels.product.shared_tile import Tail
 from tilestream.kernels.product.shared_tile.model import DEPTHS, TILES
 from tilestream.kernels.product.sharing import Middle
+from tilestream.kernels.product.written import with_column, written_out
 
 MOST_ROW_TILES = 4
 SHORTEST_SIDE_BY_SIDE, MOST_SIDE_BY_SIDE = 16, 8

@@ -9,9 +9,8 @@ from tilestream.devices import Device
 from tilestream.errors import VerifyError
 from tilestream.ir.axes import Level, Loop, Spread
 from tilestream.ir.pipeline import Pipeline, Stage
-from tilestream.kernels.product.shared_tile import written_out
-from tilestream.kernels.product.tiled_block.layers import find_layers
-from tilestream.kernels.product.tiled_block.model import CLUSTER, COLUMNS, loop_tiles
+from tilestream.kernels.product.tiled_block.model import CLUSTER, COLUMNS, find_layers, loop_tiles
+from tilestream.kernels.product.written import written_out
 
 
 def tile_block(program: Pipeline, device: Device) -> Pipeline:

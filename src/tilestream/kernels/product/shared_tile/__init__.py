@@ -6,20 +6,6 @@ results, what is exchanged and how, and the rings of shared memory. The kernels,
 
 from __future__ import annotations
 
-from tilestream.kernels.product.shared_tile.block import MOST_ROWS, Block, Last
-from tilestream.kernels.product.shared_tile.find import find_block, is_block, is_projection
 from tilestream.kernels.product.shared_tile.model import SharedTile, Tail, build
-from tilestream.kernels.product.shared_tile.residual import written_out
 
-__all__ = [
-    "MOST_ROWS",
-    "Block",
-    "Last",
-    "SharedTile",
-    "Tail",
-    "build",
-    "find_block",
-    "is_block",
-    "is_projection",
-    "written_out",
-]
+__all__ = ["SharedTile", "Tail", "build"]

@@ -8,8 +8,8 @@ from tilestream.devices import Device
 from tilestream.devices.shared_tile import H200_GENERATED, H200_MADE_BY_EACH, H200_ONE_LAYER, SharedTileRates
 from tilestream.ir.tileops import OPS
 from tilestream.kernels.product import sharing
+from tilestream.kernels.product.block import PANEL
 from tilestream.kernels.product.shared_tile import SharedTile, Tail
-from tilestream.kernels.product.shared_tile.block import PANEL
 from tilestream.kernels.product.sharing import ELEMENT, Middle, Phases, Sharing, phases
 
 TAILS = {

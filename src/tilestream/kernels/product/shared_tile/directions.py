@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from tilestream.errors import VerifyError
 from tilestream.ir.axes import Level, Spread
 from tilestream.ir.pipeline import Stage
-from tilestream.kernels.product.shared_tile.block import Block
+from tilestream.kernels.product.block import Block
 
 
 @dataclass(frozen=True)

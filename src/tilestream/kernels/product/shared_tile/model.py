@@ -20,9 +20,11 @@ from math import ceil
 from tilestream.errors import VerifyError
 from tilestream.ir.axes import Level
 from tilestream.ir.pipeline import Pipeline, Stage
-from tilestream.kernels.product.shared_tile.block import PANEL, Block
+from tilestream.kernels.parts.params import LINE_BYTES
+from tilestream.kernels.parts.source import Space
+from tilestream.kernels.product.block import PANEL, Block, check_alignment
+from tilestream.kernels.product.finder import find_block
 from tilestream.kernels.product.shared_tile.directions import Directions, find_directions
-from tilestream.kernels.product.shared_tile.find import find_block
 from tilestream.kernels.product.sharing import Middle
 from tilestream.kernels.stream.layout import SHARED_LIMIT
 
@@ -167,6 +169,22 @@ class SharedTile:
         return 128 * (self.warpgroups + 1)
 
     @property
+    def space(self) -> Space:
+        """Device memory besides the tensors. The flags are zero at first, and partial results that say their launch.
+
+        The middle, where it goes through the L2, is ``[row tiles x groups x tile rows, columns of a group]`` in the
+        products' dtype; partial results are ``[row tiles, columns, groups, rows x columns of a CTA]`` in fp32, of as
+        many rows as warps have; the operand is ``[row tiles x tile rows, k]``.
+        """
+        through_l2 = self.middle is Middle.L2 and not self.block.one_layer
+        middle = self.row_tiles * self.groups * self.tile_rows * self.group_columns * 2 if through_l2 else 0
+        partial = self.ctas * self.partial_bytes if self.tail is Tail.PARTIALS else 0
+        operand = self.row_tiles * self.tile_rows * self.block.sizes[0] * 2 if self.block.before else 0
+        flags = PHASES * self.ctas * LINE_BYTES
+        parts = (("flags", flags), ("middle", middle), ("partial", partial), ("operand", operand))
+        return Space(parts, frozenset(("flags", "partial") if self.tagged else ("flags",)))
+
+    @property
     def out_columns(self) -> int:
         """Columns of all results that a CTA has."""
         return sum(self.widths)
@@ -269,6 +287,9 @@ class SharedTile:
         return held // (2 if self.halves else 1) + 48
 
 
+PHASES = 4
+"""Flags a CTA: result cleared, middle there, partial result there, rows of the operand there (``enum Phase`` of
+collectives.cuh)."""
 BARRIER_BYTES = 1024
 """Full and empty barriers of both rings, those between the phases, and what the producers hand to the consumers."""
 
@@ -312,9 +333,9 @@ def build(stage: Stage, pipeline: Pipeline, limit: int = SHARED_LIMIT) -> Shared
     widths = tuple(_eights(last.columns, directions.columns) for last in block.lasts)
     tail = _tail(stage, block, directions)
     for axis, size in ((block.k, k), (block.hid, hid)):
-        _on_16_bytes(stage, axis, size)
+        check_alignment(stage.name, axis, size)
     if tail is Tail.REDUCE_ADD:
-        _on_16_bytes(stage, block.outs[0], out)
+        check_alignment(stage.name, block.outs[0], out)
     for what, columns in (("middle", middle * len(block.firsts)), ("result", sum(widths))):
         if columns > MOST_COLUMNS or columns // 2 > MOST_ACCUMULATORS:
             most = min(MOST_COLUMNS, 2 * MOST_ACCUMULATORS)
@@ -348,15 +369,6 @@ def build(stage: Stage, pipeline: Pipeline, limit: int = SHARED_LIMIT) -> Shared
 def _eights(columns: int, parts: int) -> int:
     """Columns of each of ``parts``, a multiple of 8."""
     return 8 * ceil(ceil(columns / parts) / 8)
-
-
-def _on_16_bytes(stage: Stage, axis: str, size: int) -> None:
-    if size * 2 % 16:
-        raise VerifyError(
-            f"stage {stage.name!r}: {size} x 2 = {size * 2} bytes along {axis!r} are no multiple of 16, on which bulk"
-            " copies start",
-            "pad it to a multiple of 8",
-        )
 
 
 def _tile_rows(stage: Stage, block: Block) -> int:

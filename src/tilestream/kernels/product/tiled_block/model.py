@@ -15,8 +15,9 @@ from tilestream.errors import IRError, VerifyError
 from tilestream.ir.axes import Level
 from tilestream.ir.pipeline import DTYPE_BYTES, Pipeline, Stage
 from tilestream.kernels.parts.source import Space
-from tilestream.kernels.product.shared_tile import Block, written_out
-from tilestream.kernels.product.tiled_block.layers import find_layers
+from tilestream.kernels.product.block import Block, Last, check_alignment
+from tilestream.kernels.product.finder import find_block
+from tilestream.kernels.product.written import written_out
 from tilestream.kernels.stream.layout import SHARED_LIMIT
 
 ROWS, COLUMNS, DEPTH = 128, 256, 64
@@ -63,6 +64,16 @@ class TiledBlock:
 
     block: Block
     clusters: int
+
+    @property
+    def cluster(self) -> int:
+        """CTAs of a cluster."""
+        return CLUSTER
+
+    @property
+    def threads(self) -> int:
+        """Of a CTA."""
+        return THREADS
 
     @property
     def hidden_columns(self) -> int:
@@ -120,6 +131,14 @@ class TiledBlock:
     @property
     def operand_bytes(self) -> int:
         return self.slots * ROWS * self.block.sizes[0] * 2 if self.block.before else 0
+
+    @property
+    def space(self) -> Space:
+        """Device memory besides the tensors: flags of CTAs and of slots, the hidden layer's ring, the operand's."""
+        slots = self.slots * ((ROWS // 4 if self.block.before else 0) + 2 * self.hid_blocks + 2 * self.out_blocks)
+        flags = 8 * (self.ctas + slots)
+        parts = (("flags", flags), ("hidden", self.hidden_bytes), ("operand", self.operand_bytes))
+        return Space(parts, frozenset(("flags",)))
 
     def walk(self, rows: int) -> Walk:
         """The order of units for ``rows`` rows."""
@@ -190,12 +209,7 @@ def is_tileable(program: Pipeline) -> bool:
 def _checked(name: str, block: Block, clusters: int) -> TiledBlock:
     widths = [(block.k, block.sizes[0]), (block.hid, block.sizes[1])]
     for axis, size in [*widths, *((last.out, last.columns) for last in block.lasts)]:
-        if size * 2 % 16:
-            raise VerifyError(
-                f"stage {name!r}: {size} x 2 = {size * 2} bytes along {axis!r} are no multiple of 16, on which bulk"
-                " copies start",
-                "pad it to a multiple of 8",
-            )
+        check_alignment(name, axis, size)
     if block.adds or DTYPE_BYTES[block.output_dtype] != 2:
         what = "are added in memory" if block.adds else f"are {block.output_dtype}"
         raise VerifyError(f"stage {name!r}: results {what}, tiles leave as 16-bit elements", "store bf16 or f16")
@@ -243,8 +257,40 @@ def _clusters(stage: Stage, block: Block) -> int:
     return rows * columns
 
 
-def space(s: TiledBlock) -> Space:
-    """Device memory besides the tensors: flags, the hidden layer's ring, the operand's."""
-    flags = s.ctas + s.slots * ((ROWS // 4 if s.block.before else 0) + 2 * s.hid_blocks + 2 * s.out_blocks)
-    parts = (("flags", 8 * flags), ("hidden", s.hidden_bytes), ("operand", s.operand_bytes))
-    return Space(parts, frozenset(("flags",)))
+def find_layers(stage: Stage, pipeline: Pipeline) -> Block:
+    """Two layers, or one, of rows; of several results, as queries, keys and values, the same is made.
+
+    Raises:
+        VerifyError: the ops of ``stage``, in plain form, are something else.
+    """
+    found = find_block(stage, pipeline)
+    if found.grid is not None:
+        raise VerifyError(f"stage {stage.name!r} reads pixels at taps, and tiles are of rows", "share a tile instead")
+    if found.one_layer and found.before:
+        raise VerifyError(
+            f"stage {stage.name!r} has one layer, and a warp that makes rows in front of it is slower than products",
+            "leave what is in front outside",
+        )
+    if len({_epilogue(last, found, pipeline) for last in found.lasts}) > 1:
+        raise VerifyError(
+            f"stage {stage.name!r}: what is done to its {len(found.lasts)} results differs: tiles have one epilogue",
+            "share a tile, or make them one by one",
+        )
+    return found
+
+
+def _epilogue(last: Last, block: Block, pipeline: Pipeline) -> tuple[object, ...]:
+    """What is done to a sum, by the places of tiles and vectors and not by their names: equal for equal epilogues."""
+    places = {last.total: 0}
+    vectors = block.vectors(last.after)
+    made: list[object] = []
+    for op in last.after:
+        read = tuple(
+            (vectors.index(v), pipeline.tensor(v.of).dtype, tuple((len(at.axes), at.offset) for at in v.at or ()))
+            for v in op.views[len(op.tiles) :]
+            if v in vectors
+        )
+        made.append((op.kind, op.attrs, tuple(places[name] for name in op.ins), read))
+        if op.out is not None:
+            places[op.out.name] = len(places)
+    return (*made, places[last.result], pipeline.tensor(last.output).dtype)

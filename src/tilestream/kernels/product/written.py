@@ -1,17 +1,17 @@
-"""Axes for one use each: a residual that a block reads twice becomes two, and a layer's sum has a name of its own."""
+"""Programs as the finder reads them: in plain form, each axis for one use, and an axis for a result of one column."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from tilestream.ir.aliases import one_name_an_axis
-from tilestream.ir.axes import View
-from tilestream.ir.derive import sums
+from tilestream.ir.axes import At, Axis, View
+from tilestream.ir.derive import WRITES, sums
 from tilestream.ir.once import once
 from tilestream.ir.pipeline import Pipeline, TileOp
 from tilestream.ir.plain import plain
 from tilestream.ir.tileops import OPS
-from tilestream.ir.ways import reached
+from tilestream.kernels.product.block import made_from
 
 AGAIN = ".again"
 
@@ -37,14 +37,14 @@ def own_residual(program: Pipeline) -> Pipeline:
     last = next((op for op in reversed(stage.ops) if op.kind == "linear"), None)
     if last is None or last.out is None:
         return program
-    inside = _made_from(last.out.name, makers)
+    inside = made_from(last.out.name, makers)
     behind = {last.out.name}
     copies: dict[str, TileOp] = {}
     ops: list[TileOp] = []
     for op in stage.ops:
         if op is not last and not behind.isdisjoint(op.ins):
             for name in (n for n in op.ins if n in inside and n not in behind):
-                reached = _made_from(name, makers)
+                reached = made_from(name, makers)
                 if not all(_repeatable(makers[n]) for n in reached):
                     return program
                 for each in stage.ops:
@@ -68,7 +68,7 @@ def own_sum(written: Pipeline) -> Pipeline:
     makers = {op.out.name: op for op in stage.ops if op.out is not None}
     products = [op for op in stage.ops if op.kind == "product" and op.out is not None]
     made = {op.out.name for op in products if op.out is not None}
-    if not products or any(not made.isdisjoint(_made_from(op.ins[0], makers)) for op in products if op.ins):
+    if not products or any(not made.isdisjoint(made_from(op.ins[0], makers)) for op in products if op.ins):
         return written
     if any(len(op.ins) != 1 or op.ins[0] not in makers or len(sums(op)) != 1 for op in products):
         return written
@@ -91,10 +91,6 @@ def own_sum(written: Pipeline) -> Pipeline:
     return written.with_stages((replace(stage, ops=ops), *written.stages[1:]))
 
 
-def _made_from(tile: str, makers: dict[str, TileOp]) -> set[str]:
-    return reached([tile], lambda name: makers[name].ins if name in makers else ()) & makers.keys()
-
-
 def _repeatable(op: TileOp) -> bool:
     return op.kind == "load" or OPS[op.kind].family in ("unary", "binary")
 
@@ -102,3 +98,48 @@ def _repeatable(op: TileOp) -> bool:
 def _renamed(op: TileOp, names: set[str]) -> TileOp:
     assert op.out is not None
     return replace(op.reading({n: n + AGAIN for n in names}), out=replace(op.out, name=op.out.name + AGAIN))
+
+
+COLUMN = ".column"
+
+
+@once
+def with_column(written: Pipeline) -> Pipeline:
+    """``written``, one stage in plain form; if its last product makes ``[rows]`` of a weight ``[1, depth]``, that and
+    what is made of it are ``[rows, 1]``.
+
+    A tile of one column has no axis of its own (``Tile.of``), and a shared tile divides the columns of its result.
+    """
+    stage = written.stages[0]
+    product = next((op for op in reversed(stage.ops) if op.kind == "product" and op.out is not None), None)
+    if product is None or product.out is None or len(product.out.axes) != 1 or len(product.tensors) != 1:
+        return written
+    column = Axis(product.out.name + COLUMN, 1)
+    made = {product.out.name}
+    ops: list[TileOp] = []
+    for op in stage.ops:
+        if op is product:
+            ops.append(_of_columns(op, column, made))
+        elif not made.isdisjoint(op.ins):
+            if op.out is not None:
+                made.add(op.out.name)
+            ops.append(_of_columns(op, column, made))
+        else:
+            ops.append(op)
+    return written.with_stages((replace(stage, ops=tuple(ops)), *written.stages[1:]))
+
+
+def _of_columns(op: TileOp, column: Axis, made: set[str]) -> TileOp:
+    """``op`` with ``column`` as the last axis of what it makes, and of the tiles among its operands that are ``made``;
+    of tensors, the dimension without an axis is the column."""
+
+    def over(view: View | str, is_tensor: bool) -> View:
+        assert isinstance(view, View)  # as everywhere in plain form
+        at = view.at or ()
+        if is_tensor:
+            return View(view.of, tuple(replace(a, axes=(column.name,)) if not a.axes else a for a in at))
+        return View(view.of, (*at, At((column.name,)))) if view.of in made else view
+
+    out = replace(op.out, axes=(*op.out.axes, column)) if op.out is not None and op.kind not in WRITES else op.out
+    tiles = tuple(over(v, False) for v in op.tiles)
+    return replace(op, out=out, tiles=tiles, tensors=tuple(over(v, True) for v in op.tensors))

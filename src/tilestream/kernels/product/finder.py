@@ -1,19 +1,23 @@
-"""Finds in a stage's ops what a shared tile has: one layer, or two behind each other."""
+"""Finds in a stage's ops what a product's kernel computes: one layer, or two behind each other."""
 
 from __future__ import annotations
 
-from tilestream.errors import VerifyError
+from tilestream.errors import IRError, VerifyError
 from tilestream.ir.axes import At, View
 from tilestream.ir.derive import WRITES, result_axes, sums
+from tilestream.ir.once import once
 from tilestream.ir.pipeline import DTYPE_BYTES, Pipeline, Stage, TileOp
 from tilestream.ir.taps import Tap
 from tilestream.ir.tileops import OPS
-from tilestream.ir.ways import reached
 from tilestream.kernels.parts.taps import Grid
-from tilestream.kernels.product.shared_tile.block import PANEL, Block, First, Last
+from tilestream.kernels.product.block import PANEL, Block, First, Last, made_from
+from tilestream.kernels.product.written import written_out
 
 MOST_FIRSTS = 2
 """Products whose sums one epilogue combines: their accumulators share a thread's registers."""
+
+NARROW = 512
+"""Columns of rows and of layers that a stage of a row stream holds: a layer alone that is no wider stays there."""
 
 
 class Finder:
@@ -61,7 +65,7 @@ class Finder:
     def _second(self, products: list[TileOp]) -> TileOp | None:
         """The product that reads another's result; none where there is one layer."""
         for op in products:
-            before = self._reached(op.ins[0]) if op.ins else set()
+            before = made_from(op.ins[0], self.makers) if op.ins else set()
             if any(p is not op and p.out is not None and p.out.name in before for p in products):
                 return op
         return None
@@ -69,10 +73,10 @@ class Finder:
     def _store_of(self, product: TileOp, stores: list[TileOp], products: list[TileOp]) -> TileOp:
         """The one that stores what is made of ``product``, and of no other of ``products``."""
         assert product.out is not None
-        mine = [op for op in stores if product.out.name in self._reached(op.ins[0])]
+        mine = [op for op in stores if product.out.name in made_from(op.ins[0], self.makers)]
         if len(mine) != 1:
             raise self._refuse(product, f"{len(mine)} results are stored of its sum")
-        reached = self._reached(mine[0].ins[0])
+        reached = made_from(mine[0].ins[0], self.makers)
         if any(p is not product and p.out is not None and p.out.name in reached for p in products):
             raise self._refuse(product, "its result is made of another product as well")
         return mine[0]
@@ -89,13 +93,8 @@ class Finder:
         columns = self.pipeline.sizes()[out]
         return Last(out, columns, product.params[0], product.out.name, after, made.name, store.params[0])
 
-    def _reached(self, tile: str) -> set[str]:
-        """``tile`` and every tile that it is made from."""
-        made = self.makers
-        return reached([tile], lambda name: made[name].ins if name in made else ()) & made.keys()
-
     def _middle(self, hidden: str, rows: str, hid: str) -> tuple[tuple[TileOp, ...], tuple[First, ...]]:
-        reached = self._reached(hidden)
+        reached = made_from(hidden, self.makers)
         middle: list[TileOp] = []
         firsts: list[First] = []
         for op in self.stage.ops:
@@ -127,7 +126,7 @@ class Finder:
         k = operand.axes[1].name
         if makers[0].views[0].at != (At((rows,)), At((next(iter(sums(makers[0])), ""),))):
             raise self._refuse(makers[0], f"it reads {operand.name!r} otherwise than by rows and columns")
-        reached = self._reached(makers[0].ins[0])
+        reached = made_from(makers[0].ins[0], self.makers)
         before = tuple(op for op in self.stage.ops if op.out is not None and op.out.name in reached)
         grid = self._grid(before)
         if grid is not None:
@@ -176,8 +175,8 @@ class Finder:
 
     def _after(self, second: TileOp, store: TileOp, rows: str, out: str) -> tuple[TileOp, ...]:
         assert second.out is not None
-        before = self._reached(second.out.name)
-        reached = self._reached(store.ins[0]) - before
+        before = made_from(second.out.name, self.makers)
+        reached = made_from(store.ins[0], self.makers) - before
         ops = [op for op in self.stage.ops if op.out is not None and op.out.name in reached]
         for op in ops:
             if op.kind == "load" and op.views[-1].at == (At((rows,)), At((out,))):
@@ -229,7 +228,7 @@ class Finder:
     def _nothing_else(self, b: Block) -> None:
         known = {op.out.name for op in (*b.before, *b.middle, *b.after) if op.out is not None}
         known |= {f.tile for f in b.firsts} | {last.total for last in b.lasts} | {b.operand}
-        known |= self._reached(b.operand) if b.grid is not None else set()
+        known |= made_from(b.operand, self.makers) if b.grid is not None else set()
         for op in self.stage.ops:
             if op.out is not None and op.out.name not in known:
                 raise self._refuse(op, f"{op.kind} is no part of it")
@@ -238,3 +237,42 @@ class Finder:
 def _vector(view: View, column: str) -> bool:
     at = view.at or ()
     return len(at) <= 1 and all(not a.index and not a.strides and a.axes in ((column,), ()) for a in at)
+
+
+def find_block(stage: Stage, pipeline: Pipeline) -> Block:
+    """The block that the ops of ``stage``, which are in plain form, make up.
+
+    Raises:
+        VerifyError: they are something else; names the op that does not fit.
+    """
+    return _only_block(pipeline) if pipeline.stages == (stage,) else Finder(stage, pipeline).block()
+
+
+@once
+def _only_block(pipeline: Pipeline) -> Block:
+    """The block that a pipeline's only stage is."""
+    return Finder(pipeline.stages[0], pipeline).block()
+
+
+def is_block(program: Pipeline) -> bool:
+    """Whether ``program``, one stage of row ops, can share a tile: two layers, or one that no row stream holds."""
+    return _found(program) is not None
+
+
+def is_projection(program: Pipeline) -> bool:
+    """Whether it is such a program of one layer."""
+    found = _found(program)
+    return found is not None and found.one_layer
+
+
+@once
+def _found(program: Pipeline) -> Block | None:
+    if len(program.stages) != 1 or all(op.kind != "linear" for op in program.stages[0].ops):
+        return None
+    try:
+        written = written_out(program)
+        found = find_block(written.stages[0], written)
+    except (VerifyError, IRError):
+        return None
+    wide = max(found.sizes[0], *(last.columns for last in found.lasts)) > NARROW
+    return found if wide or not found.one_layer else None

@@ -7,10 +7,13 @@ convolution, side by side.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from tilestream.errors import VerifyError
 from tilestream.ir.axes import View
 from tilestream.ir.pipeline import TileOp
+from tilestream.ir.ways import reached
 from tilestream.kernels.parts.taps import Grid
 
 MOST_ROWS = 512
@@ -122,3 +125,18 @@ class Block:
     def loads(self) -> tuple[TileOp, ...]:
         """Ops of ``after``, then of ``before``, that read rows of a tensor."""
         return tuple(op for op in (*self.after, *self.before) if op.kind == "load")
+
+
+def made_from(tile: str, makers: Mapping[str, TileOp]) -> set[str]:
+    """``tile`` and every tile that it is made from; ``makers`` has the op of each."""
+    return reached([tile], lambda name: makers[name].ins if name in makers else ()) & makers.keys()
+
+
+def check_alignment(stage: str, axis: str, size: int) -> None:
+    """Raise ``VerifyError`` where bulk copies cannot start behind ``size`` elements of a row."""
+    if size * 2 % 16:
+        raise VerifyError(
+            f"stage {stage!r}: {size} x 2 = {size * 2} bytes along {axis!r} are no multiple of 16, on which bulk"
+            " copies start",
+            "pad it to a multiple of 8",
+        )

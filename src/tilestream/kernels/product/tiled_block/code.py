@@ -1,0 +1,99 @@
+"""What is a tiled block's own in its code: constants, vectors in registers, and fields of the argument."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields
+from itertools import accumulate
+from typing import Any
+
+from tilestream.ir.pipeline import Pipeline
+from tilestream.kernels.parts.params import MAP, Field, Struct
+from tilestream.kernels.product.before import Makers
+from tilestream.kernels.product.epilogue import Epilogue, Words, epilogues, vector_words
+from tilestream.kernels.product.operands import Operands
+from tilestream.kernels.product.tiled_block.model import COLUMNS, ROWS, STEPS, TiledBlock, Walk
+
+WALK = Struct("Walk", tuple(Field("int", field.name) for field in fields(Walk)), declared=False)
+GROUP_ROWS = ROWS // 2
+"""Of a warpgroup, whose tiles are stored 64 columns at a time."""
+
+
+class TiledBlockCode:
+    """Vectors come in words, a lane some columns, while a tile is multiplied."""
+
+    name = "tiled_block"
+    head = "const u32* w"
+    even_rows = True
+    starts = True
+    blocks = (COLUMNS // 8,)
+    makers = Makers(32, few_registers=True)
+    register_splits = ((208, 88), (200, 104))
+    """Sums take half of the former, rows of a norm want the latter."""
+
+    def __init__(self, s: TiledBlock, pipeline: Pipeline) -> None:
+        self.s, self.b = s, s.block
+        made = epilogues(s.block)
+        after = made[-len(s.block.lasts)]
+        self.column = _inside(after.columns, COLUMNS)
+        index, inside = "", self.column
+        if len(s.block.lasts) > 1:  # all have the same epilogue: the vectors of one lie behind those of another
+            index, inside = f" + last * {len(after.vectors)}", "c < columns_of(last) ? c : 0"
+        self.result = after, vector_words(after, pipeline, index, inside)
+        hidden = _inside(s.block.sizes[1], s.hidden_columns)
+        self.hidden = (made[0], vector_words(made[0], pipeline, "", hidden)) if s.block.firsts else None
+
+    def constants(self) -> Mapping[str, Mapping[str, object]]:
+        s, hidden = self.s, self.hidden[1].count if self.hidden else 0
+        sizes = {name.upper(): getattr(s, name) for name in ("hid_blocks", "out_blocks", "first_steps", "second_steps")}
+        sizes |= {"STEPS": STEPS, "HIDDEN_WORDS": hidden, "RESULT_WORDS": self.result[1].count}
+        return {"int": sizes, "u32": {"BARS": "STEPS * STEP_BYTES + 2 * SLABS * CHUNK_BYTES"}}
+
+    def lists(self) -> Mapping[str, Sequence[int]]:
+        return {"end_of": list(accumulate(self.s.result_blocks))}  # in blocks of columns
+
+    def reads(self) -> Sequence[tuple[str, Sequence[str]]]:
+        hidden = [("hidden_words(const Params& p, int c, u32* w)", self.hidden[1].loads)] if self.hidden else []
+        return [*hidden, ("result_words(const Params& p, int last, int c, u32* w)", self.result[1].loads)]
+
+    def middle(self) -> str:
+        assert self.hidden is not None
+        return _body(*self.hidden)
+
+    def after(self) -> str:
+        return _body(*self.result)
+
+    def maps(self) -> Sequence[Field]:
+        middle = [Field(MAP, "hidden_in"), Field(MAP, "hidden_out")] if self.b.firsts else []
+        return [*middle, Field(MAP, "results", len(self.b.lasts))]
+
+    def fields(self) -> Sequence[Field]:
+        return [Field(WALK, "walk"), Field("int", "ctas")]
+
+    def values(self, given: Operands) -> dict[str, Any]:
+        s, b, call = self.s, self.b, given.call
+        k, hid, _ = b.sizes
+        hidden, operand = call.at["hidden"], call.at["operand"]
+
+        def ring(address: int, columns: int, box: int) -> bytes:
+            return call.maps.matrix(b.dtype, address, columns, s.slots * ROWS, 2 * columns, box)
+
+        middle = {"hidden_in": ring(hidden, hid, ROWS), "hidden_out": ring(hidden, hid, GROUP_ROWS)} if b.firsts else {}
+        return {
+            "input": ring(operand, k, ROWS) if b.before else given.matrix(b.input, k, ROWS),
+            **given.weights(b, COLUMNS // 2, [COLUMNS // 2] * len(b.lasts)),
+            **middle,
+            "results": [given.matrix(x.output, x.columns, GROUP_ROWS) for x in b.lasts],
+            "operand_data": operand,
+            "walk": asdict(s.walk(call.part.rows)),
+            "ctas": s.ctas,
+        }
+
+
+def _body(e: Epilogue, words: Words) -> str:
+    return e.body(words.values)
+
+
+def _inside(size: int, block: int) -> str:
+    """Column ``c``, or the first where tiles go beyond the last one: nobody stores what becomes of those."""
+    return "c" if size % block == 0 else f"c < {size} ? c : 0"
