@@ -38,7 +38,8 @@ from tilestream.kernels.product.shared_tile.cost import shared_tile_cost
 from tilestream.kernels.product.shared_tile.model import DEPTHS
 from tilestream.kernels.product.sharing import Middle
 from tilestream.options import Options
-from tilestream.plan.few_rows import EACH, recipes
+from tilestream.plan import margins
+from tilestream.plan.few_rows import recipes
 from tilestream.plan.passes.share_tile import Allowed, Split, share_tile, splits
 
 OUT = RESULTS / "few_rows_ablation.json"
@@ -89,7 +90,7 @@ def arms(name: str, rows: int) -> dict[str, list[Split]]:
     gathered = [s for s in some if s.middle is Middle.DSM and s.depth is None]
     made["middle by cluster"] = list({(s.tail, s.columns): s for s in reversed(gathered)}.values())
     for tail, said in TAILS.items():
-        made[f"tail {said}"] = [s for s in full if s.tail is tail][:EACH]
+        made[f"tail {said}"] = [s for s in full if s.tail is tail][: margins.SHARED_EACH]
     best = next(s for s in made["planner"] if s.middle is Middle.L2)
     for depth in DEPTHS:
         made[f"stages of {depth}"] = [s for s in some if s == replace(best, depth=depth)]

@@ -23,7 +23,7 @@ from tilestream.kernels.product.shared_tile import Tail, build
 from tilestream.kernels.product.shared_tile.cost import shared_tile_cost
 from tilestream.kernels.product.tiled_block.model import is_tileable
 from tilestream.options import Options
-from tilestream.plan import few_rows
+from tilestream.plan import few_rows, margins
 from tilestream.plan.analyse import analyse
 from tilestream.plan.passes.share_tile import Split, share_tile
 from tilestream.reference.mesh_machine import Moved, run_meshes
@@ -189,7 +189,7 @@ def test_many_rows_are_tiles_in_turns() -> None:
     assert split(Layer(1024, (256,), act="relu").program()) >= {(2, 1), (4, 1)}
     for program in (Layer(2048, (256,), norm="rms").program(), Layer(256, (1024,)).program()):
         assert not split(program)
-    assert len(split(two())) == few_rows.TOP_TILED
+    assert len(split(two())) == margins.SHARED_TILED
     assert not few_rows.recipes(two(), TILE_ROWS * get("h200").sms + 1, get("h200"), Options())
 
 

@@ -29,7 +29,7 @@ from tilestream.kernels.product.shared_tile import Tail, build
 from tilestream.kernels.product.sharing import Middle
 from tilestream.kernels.shape import KernelShape, kernel_shape
 from tilestream.options import Options
-from tilestream.plan import few_rows, planner
+from tilestream.plan import few_rows, margins, planner
 from tilestream.plan.candidates import Candidate
 from tilestream.plan.passes.share_tile import Split, share_tile, tiles_for
 from tilestream.reference.mesh_machine import Moved, run_meshes
@@ -296,7 +296,7 @@ def test_a_middle_over_a_cluster_is_a_candidate_of_few_rows_where_timed() -> Non
         return [n for n in names(rows, options=options) if "middle over a cluster" in n]
 
     for rows in (1, 16, 64):
-        assert len(gathered(rows, default)) >= few_rows.EACH
+        assert len(gathered(rows, default)) >= margins.SHARED_EACH
         assert all("partial sums" in n for n in gathered(rows, default) if " x " not in n)
     without = default.with_(cluster_middle=False)
     for options in (without, default.with_(effort="model"), default.with_(measure=False)):
@@ -342,7 +342,7 @@ def test_effort_decides_how_many_kernels_are_timed() -> None:
         timed.clear()
         planner.plan(G4.program(), 128, H200, Options(any_order=True, effort=effort), measure)
         counts[effort] = sum("group" in name for name in timed[0])
-    assert counts["model"] == 1 and 4 < counts["measured"] <= few_rows.TOP < counts["exhaustive"]
+    assert counts["model"] == 1 and 4 < counts["measured"] <= margins.SHARED < counts["exhaustive"]
 
 
 def test_a_plan_for_the_same_bits_is_another_one() -> None:

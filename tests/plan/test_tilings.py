@@ -8,7 +8,7 @@ from tilestream import devices
 from tilestream.kernels.product.shared_tile import SharedTile, Tail, build
 from tilestream.kernels.product.sharing import Middle
 from tilestream.options import Options
-from tilestream.plan import few_rows
+from tilestream.plan import few_rows, margins
 from tilestream.plan.passes.share_tile import Split, share_tile, tilings
 
 H200 = devices.get("h200")
@@ -32,8 +32,10 @@ def test_candidates_have_tiles_of_several_heights() -> None:
     for block in (SMALL, Ffn(3072, 768, 768)):
         for any_order in (False, True):
             found = [r.split for r in few_rows.recipes(block.program(), 128, H200, Options(any_order=any_order))]
-            assert {s.tile_rows * s.row_tiles for s in found} == {128} and len(found) <= few_rows.TOP
-            assert len([s for s in found if s.row_tiles == 1]) >= few_rows.EACH < len({s.tile_rows for s in found})
+            assert {s.tile_rows * s.row_tiles for s in found} == {128} and len(found) <= margins.SHARED
+            assert (
+                len([s for s in found if s.row_tiles == 1]) >= margins.SHARED_EACH < len({s.tile_rows for s in found})
+            )
 
 
 def test_candidates_have_fewer_groups_where_parts_of_the_middle_are_equal() -> None:
@@ -42,7 +44,7 @@ def test_candidates_have_fewer_groups_where_parts_of_the_middle_are_equal() -> N
     def groups(hid: int) -> set[int]:
         block = Ffn(hid, 768, 768, act="gelu", bias=True, residual=True)
         found = [r.split for r in few_rows.recipes(block.program(), 128, H200, Options(cluster_middle=False))]
-        assert len(found) <= few_rows.TOP
+        assert len(found) <= margins.SHARED
         whole = [s for s in found if (s.tail, s.middle) == (Tail.PARTIALS, Middle.L2)]
         return {s.groups for s in whole if (s.columns, s.tile_rows) == (8, 64)}
 

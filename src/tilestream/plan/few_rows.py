@@ -25,17 +25,6 @@ from tilestream.plan.passes import merge_common_ops, remove_dead_ops
 from tilestream.plan.passes.share_tile import LONG, Allowed, Split, fewer_groups, share_tile, splits, tiles_for
 from tilestream.plan.passes.verified import Pass, verified
 
-TOP = 11
-"""Splits that are timed where the best few are: as many as FlashFuser compiles."""
-EACH = 2
-"""Splits of one tail and one way to hand the middle over, and of the highest tiles, among them, as far as there is
-room: where the model errs, it errs between these."""
-TOP_ALONE = 6
-"""Splits of a single layer that are timed, one of each tail among them: of 24 layers, and in decoders, the best was
-among the best five by prediction, or a hundredth faster than these."""
-TOP_TILED = 3
-"""Splits of two layers on many rows that are timed."""
-MINUTE_S = 60.0
 STRATEGY = "shared"
 
 
@@ -75,14 +64,14 @@ def by_cluster(options: Options) -> bool:
 
 def most_timed(options: Options) -> int:
     """Shared tiles of a region that are timed at most."""
-    return {"model": 1, "measured": TOP, "exhaustive": 1000}[options.effort]
+    return {"model": 1, "measured": margins.SHARED, "exhaustive": 1000}[options.effort]
 
 
 def patience_s(options: Options) -> float:
     """How long a region's kernels are waited for once one is timed; all of them where a strategy is forced."""
     if options.strategy != "auto":
         return math.inf
-    return MINUTE_S if options.effort == "exhaustive" else margins.PATIENCE_S
+    return margins.PATIENT_S if options.effort == "exhaustive" else margins.PATIENCE_S
 
 
 @lru_cache(maxsize=256)
@@ -102,10 +91,10 @@ def same_bin(program: Pipeline, a: int, b: int) -> bool:
 def recipes(program: Pipeline, rows: int, device: Device, options: Options) -> list[SharedRecipe]:
     """The splits of ``program`` at ``rows`` rows that ``options.effort`` asks for; none if it is no block.
 
-    ``model``: the best by prediction. ``measured``: the ``TOP`` best, ``EACH`` of every kind and of the highest tiles
-    among them, and one with fewer groups; of a single layer the ``TOP_ALONE`` best. ``exhaustive``: all that fit, also
-    with fewer groups and other depths of a ring stage. On many rows: one layer with nothing in front, whose tiles take
-    turns; and two where a row stream would leave SMs idle, the ``TOP_TILED`` best.
+    ``model``: the best by prediction. ``measured``: the best ``margins.SHARED``, some of every kind and of the highest
+    tiles among them, and one with fewer groups; of a single layer ``margins.SHARED_ALONE``. ``exhaustive``: all that
+    fit, also with fewer groups and other depths of a ring stage. On many rows: one layer with nothing in front, whose
+    tiles take turns; and two where a row stream would leave SMs idle, ``margins.SHARED_TILED`` of them.
     """
     block = _block_at(program, rows, device)
     if block is None:
@@ -118,10 +107,10 @@ def recipes(program: Pipeline, rows: int, device: Device, options: Options) -> l
     if options.effort == "model":
         ranked = ranked[:1]
     elif not thorough and rows > MOST_ROWS and not block.one_layer:
-        ranked = ranked[:TOP_TILED]
+        ranked = ranked[: margins.SHARED_TILED]
     elif not thorough:
         alone = block.one_layer
-        top, each = (TOP_ALONE, 1) if alone else (TOP, EACH)
+        top, each = (margins.SHARED_ALONE, 1) if alone else (margins.SHARED, margins.SHARED_EACH)
         kinds = [] if alone else [[s for s in ranked if s.row_tiles == tiles_for(rows)[1]]]
         for kind in dict.fromkeys(_kind(s) for s in ranked):
             kinds.append([s for s in ranked if _kind(s) == kind])

@@ -16,12 +16,11 @@ from tilestream.ir.pipeline import DTYPE_BYTES, Pipeline
 from tilestream.ir.serialise import pipeline_to_json
 from tilestream.kernels.gradients.stationary.cost import cost
 from tilestream.options import Options
+from tilestream.plan import margins
 from tilestream.plan.candidates import FALLBACK, Candidate
 from tilestream.plan.chooser import Question
 from tilestream.plan.gradients import STRATEGY, Gradient, library_s, weight_gradients
 
-LEAST_ROWS = 4096
-"""Rows from which on gradients may be streamed: fewer are a handful of microseconds for anybody."""
 BULK_BYTES = 16
 
 Maker = Callable[[fx.Node], Hashable]
@@ -88,7 +87,7 @@ class GradientLaunch:
 
 def least_rows(options: Options) -> int:
     """Rows from which on gradients may be streamed; any where the reference machine was asked for."""
-    return 1 if options.target == "reference" else LEAST_ROWS
+    return 1 if options.target == "reference" else margins.GRADIENT_ROWS
 
 
 def gradient_sites(graph: fx.Graph, hardware: Device, least: int) -> list[GradientSite]:

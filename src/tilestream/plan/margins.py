@@ -13,6 +13,22 @@ in five, and a limit of 1.5 in four."""
 HOPELESS_SHARED = 1.5
 """The same for shared tiles, whose predictions err more: of 144 kernels of one layer the best by
 prediction takes 5 % longer than the best in the mean, 19 % at most (``docs/few-rows-results.md``)."""
+SHARED = 11
+"""Splits of a shared tile that are timed. Assumed: as many as FlashFuser compiles."""
+SHARED_EACH = 2
+"""Splits of one tail and one way to hand the middle over, and of the highest tiles, among them, as far as there is
+room. Assumed: where the model errs, it errs between these."""
+SHARED_ALONE = 6
+"""Splits of a single layer that are timed, one of each tail among them: of 24 layers that were timed, and in decoders,
+the best was among the best five by prediction, or a hundredth faster than these."""
+SHARED_TILED = 3
+"""Splits of two layers on many rows that are timed. Assumed: such kernels take longest to compile."""
+GRADIENT_ROWS = 4096
+"""Rows from which on weight gradients may be launches of ours. Assumed: fewer are a handful of microseconds for
+anybody."""
+PROMISING = 0.9
+"""A region's way with a tail is timed if it is predicted to take at most this share of what the region takes. Assumed:
+what is timed beside it takes seconds of a first call, and predictions err by about as much."""
 MARGIN = 0.99
 """What replaces the fallback must take at most this share of its time. Assumed: half a percent of noise in either time,
 each a median of 7 to 20 rounds."""
@@ -61,3 +77,5 @@ EACH_SHOWN = 4
 PATIENCE_S = 5.0
 """Once one candidate is timed, those not built by this time are not waited for. Assumed: a first call that nothing was
 kept for must not take minutes; the longest kernel takes eight seconds."""
+PATIENT_S = 60.0
+"""The same under ``effort="exhaustive"``. Assumed: who asks for that waits."""

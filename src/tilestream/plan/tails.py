@@ -16,12 +16,10 @@ from tilestream.graph.tails import Tail, tails
 from tilestream.ir.pipeline import TILE_ROWS
 from tilestream.kernels.product.block import MOST_ROWS
 from tilestream.options import Options
+from tilestream.plan import margins
 from tilestream.plan.candidates import Candidate, fallback_of
 from tilestream.plan.planner import proposals
 from tilestream.plan.turned import turned
-
-PROMISING = 0.9
-"""A region's way with a tail is timed if it is predicted to take at most this share of what the region takes."""
 
 
 def all_promising(found: Partition, options: Options, device: Device) -> dict[str, Tail]:
@@ -53,7 +51,7 @@ def promising(region: Region, options: Options, device: Device) -> Tail | None:
         theirs = _proposals(tail.region, options, device)
         found.append((library_us - _fallback_us(theirs) + _best_us(theirs), tail))
     least_us, best = min(found, key=lambda each: each[0], default=(0.0, None))
-    return best if least_us <= PROMISING * min(own_us, library_us) else None
+    return best if least_us <= margins.PROMISING * min(own_us, library_us) else None
 
 
 def _proposals(region: Region, options: Options, device: Device) -> Sequence[Candidate]:
