@@ -45,8 +45,8 @@ class Options:
             where that is faster.
         attention: attention of a token a sequence over keys that several heads share as a kernel of ours, and flash
             attention in the place of cuDNN's, each where that is faster. Inference graphs with regions alone.
-        early_launch: kernels of inference graphs for few rows start, and load weights, while the kernel in front of
-            them still runs.
+        early_launch: kernels of inference graphs start, and load weights, while the kernel in front of them still
+            runs.
         convolutions: take convolutions of channels-last tensors, with what follows them, into regions, whose kernels
             copy pixels in bulk by the im2col mode of bulk copies (where it cannot, lane by lane), or all lane by lane,
             which is slower. ``auto``: in bulk. Inference alone.

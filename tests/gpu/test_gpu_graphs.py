@@ -253,3 +253,31 @@ def test_graphs_of_addresses_are_given_back():
     torch.cuda.synchronize()
     for out in outs:
         assert_same_bits(wanted, out)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["chain", "chain_resident", "spatial_chain"])
+def test_kernels_that_start_early_read_what_those_in_front_wrote(name: str):
+    """Each call takes what the one before made, 8 times over in a graph: bits as of launches one after another."""
+    pipeline, rows = NAMED[name](), 9000
+    (x,), (y,) = (pipeline.by_role(role) for role in (Role.INPUT, Role.OUTPUT))
+    after, early = cuda.build(pipeline), cuda.build(pipeline, dependent=True)
+    assert all(launch.dependent for launch in early.launches)
+    tensors = data(after, rows, 0)
+
+    def fed_back(compiled: CompiledPipeline) -> Tensor:
+        made = tensors[x.name]
+        for _ in range(8):
+            made = compiled({**tensors, x.name: made}, rows)[y.name]
+        return made
+
+    wanted = fed_back(after)
+    fed_back(early)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = fed_back(early)
+    for _ in range(50):
+        got.fill_(float("nan"))
+        graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(got, wanted)

@@ -8,10 +8,17 @@ import pytest
 from golden_cuda import NAMED
 from programs import chain, nerf
 from samples import spatial, vertical
+from shared_tiles import Ffn
+from stationary import Layer
+from stationary import gradients as sums
 
+from tilestream import devices
 from tilestream.ir.launches import cut_at_dram
 from tilestream.ir.pipeline import Pipeline
+from tilestream.kernels.families import kernel_of
 from tilestream.kernels.stream.emit import emit
+from tilestream.plan.passes.share_tile import Split, share_tile
+from tilestream.plan.passes.tile_block import tile_block
 
 COMMENT = re.compile(r"^    // \w+, step \d+: .*\n", re.MULTILINE)
 
@@ -58,3 +65,26 @@ def test_tables_and_workers_name_their_columns():
     assert all(len(line) <= 122 for line in text.split("struct Params")[0].splitlines() if line.startswith("    {"))
     for word in ("TS_LANES", "TS_PASS", "TS_REG"):
         assert re.search(rf"^//.*{word}", text, re.MULTILINE), f"{word} is not explained"
+
+
+def shared() -> Pipeline:
+    return share_tile(Ffn(512, 128, 192).program(), Split(4, 8))
+
+
+def gradients() -> Pipeline:
+    return sums(Layer(128, 128, splits=4, groups="o"))
+
+
+def tiled() -> Pipeline:
+    return tile_block(Ffn(512, 256, 256).program(), devices.get("h200"))
+
+
+@pytest.mark.parametrize("make", [vertical, shared, tiled, gradients])
+def test_kernels_of_every_family_say_which_operation_is_which_line(make):
+    kernel = kernel_of(make())
+    plain, told = kernel.source().text, kernel.source(annotate=True).text
+    assert COMMENT.sub("", told).endswith(plain) and "\n// Generated" in told
+    heads = told.split("// Generated")[0].splitlines()
+    for stage in kernel.launch.stages:
+        for op in stage.ops:
+            assert any(head.startswith(f"// {stage.name}: {op.kind}") and head.endswith(op.source) for head in heads)

@@ -28,9 +28,9 @@ OPTIONS: dict[str, Any] = {"target": "reference", "strategy": "shared"}
 class Ffn(nn.Module):
     """[rows, 48] to [rows, 48] through a hidden layer that is wider than a row stream holds."""
 
-    def __init__(self) -> None:
+    def __init__(self, hidden: int = 520) -> None:
         super().__init__()
-        self.up, self.down = nn.Linear(48, 520), nn.Linear(520, 48)
+        self.up, self.down = nn.Linear(48, hidden), nn.Linear(hidden, 48)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down(torch.relu(self.up(x)))
@@ -39,15 +39,17 @@ class Ffn(nn.Module):
 class Two(nn.Module):
     """Two blocks, and what stands between them."""
 
-    def __init__(self, between: Any) -> None:
+    def __init__(self, between: Any, hidden: int = 520) -> None:
         super().__init__()
-        self.first, self.second, self.between = Ffn(), Ffn(), between
+        self.first, self.second, self.between = Ffn(hidden), Ffn(hidden), between
 
     def forward(self, x: Tensor) -> Tensor:
         return self.second(self.between(self, self.first(x)))
 
 
-def early(monkeypatch: pytest.MonkeyPatch, module: nn.Module, options: Options = ON) -> list[bool]:
+def early(
+    monkeypatch: pytest.MonkeyPatch, module: nn.Module, options: Options = ON, strategy: str = "shared"
+) -> list[bool]:
     """Which of a module's regions start early, in order, with the values as they should be."""
     seen: list[bool] = []
 
@@ -64,13 +66,18 @@ def early(monkeypatch: pytest.MonkeyPatch, module: nn.Module, options: Options =
     x = torch.randn(16, 48).bfloat16()
     module = module.bfloat16().eval()
     with torch.no_grad():
-        got = torch.compile(module, backend=tilestream, options=OPTIONS)(x)
+        got = torch.compile(module, backend=tilestream, options=OPTIONS | {"strategy": strategy})(x)
         torch.testing.assert_close(got, module(x), rtol=0.1, atol=0.1)
     return seen
 
 
 def test_the_second_kernel_of_a_graph_starts_early(monkeypatch: pytest.MonkeyPatch, fresh: None) -> None:
     assert early(monkeypatch, Two(lambda m, x: x.cumsum(-1))) == [False, True]
+
+
+def test_so_does_a_row_stream(monkeypatch: pytest.MonkeyPatch, fresh: None) -> None:
+    two = Two(lambda m, x: x.cumsum(-1), hidden=96)
+    assert early(monkeypatch, two, strategy="vertical") == [False, True]
 
 
 def test_none_does_where_it_is_off(monkeypatch: pytest.MonkeyPatch, fresh: None) -> None:

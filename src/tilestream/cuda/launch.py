@@ -44,7 +44,8 @@ class Launch:
         self.source, self.report, self.device = source, report, device
         self.kernel = kernel_of(source.pipeline)
         self.frame = frame = self.kernel.frame
-        self.dependent = dependent and self.kernel.starts_early
+        # A launch in front that copies weights writes what the kernel would load before it waits.
+        self.dependent = dependent and self.kernel.starts_early and not self.kernel.packs
         driver.ensure_context(device.index or 0)
         self.function = driver.Function(report.cubin, source.name, source.shared_bytes, frame.cluster)
         self.sms = torch.cuda.get_device_properties(device).multi_processor_count

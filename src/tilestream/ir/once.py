@@ -31,7 +31,7 @@ def once(function: Callable[[P], T]) -> Callable[[P], T]:
 def hashed_once(cls: type[P]) -> type[P]:
     """A frozen dataclass whose hash is computed once for each object: caches ask for it on every call.
 
-    It does not go with a pickled object: strings hash otherwise in another process.
+    Neither it nor what ``once`` keeps goes with a pickled object: strings hash otherwise in another process.
     """
     whole = cls.__hash__
 
@@ -42,7 +42,7 @@ def hashed_once(cls: type[P]) -> type[P]:
         return kept[_HASH]
 
     def state(self: P) -> dict[str, object]:
-        return {name: value for name, value in self.__dict__.items() if name != _HASH}
+        return {name: self.__dict__[name] for name in cls.__dataclass_fields__}  # pyright: ignore
 
     cls.__hash__, cls.__getstate__ = hashed, state  # pyright: ignore[reportAttributeAccessIssue]
     return cls

@@ -50,7 +50,8 @@ def plain(p: Pipeline) -> Pipeline:
         ops = tuple(writer.stage(stage))
         stages[stage.name] = replace(stage, ops=ops, mesh=tuple(_over_columns(d, ops) for d in stage.mesh))
     tensors = tuple(_named(t) for t in p.tensors)
-    return replace(p, tensors=tensors, stages=tuple(stages[s.name] for s in p.stages))
+    written = replace(p, tensors=tensors, stages=tuple(stages[s.name] for s in p.stages))
+    return p if written == p else written  # what is known of it need not be found again
 
 
 def _named(t: Tensor) -> Tensor:

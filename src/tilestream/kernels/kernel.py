@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar
 
@@ -59,7 +59,8 @@ class Kernel(ABC):
 
     Attributes:
         needs_rows: without rows it has nothing to do.
-        starts_early: whether it loads weights before it waits for the kernel in front (programmatic dependent launch).
+        starts_early: whether it waits for the kernel in front itself, behind what it can do before (programmatic
+            dependent launch): loading weights, which a launch in front must not write then.
     """
 
     family: ClassVar[str]
@@ -117,7 +118,8 @@ class Kernel(ABC):
 
         Args:
             stamped: it writes down what its warps do when, if its family can.
-            annotate: with comments for people, if its family has them. Text to be compiled has none.
+            annotate: with comments for people: every operation with the user's line, and what its family says of steps.
+                Text to be compiled has none.
 
         Raises:
             VerifyError: from the schedule, naming the user's line.
@@ -125,7 +127,8 @@ class Kernel(ABC):
         """
         key = (stamped, annotate)
         if key not in self._sources:
-            self._sources[key] = self._emit(stamped, annotate)
+            made = self._emit(stamped, annotate)
+            self._sources[key] = replace(made, text=told_ops(self.launch) + made.text) if annotate else made
         return self._sources[key]
 
     @property
@@ -176,3 +179,14 @@ class Kernel(ABC):
 def halves(words: Sequence[int], count: int) -> list[tuple[int, int]]:
     """The low and the high half of the first words."""
     return [(w & 0xFFFFFFFF, (w >> 32) & 0xFFFFFFFF) for w in words[:count]]
+
+
+def told_ops(launch: Pipeline) -> str:
+    """A comment a tile operation: its stage, what it makes, the user's line."""
+    lines = []
+    for stage in launch.stages:
+        for op in stage.ops:
+            made = f" {op.out.name}" if op.out is not None else "".join(f" {name}" for name in op.params)
+            lines.append(f"// {stage.name}: {op.kind}{made}" + (f"; {op.source}" if op.source else ""))
+    # A backslash at the end of a line would make the next one a comment.
+    return "".join(line.replace("\\", "/") + "\n" for line in dict.fromkeys(lines))

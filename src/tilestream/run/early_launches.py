@@ -1,10 +1,10 @@
 """Kernels of regions that start while the kernel in front of them still runs (programmatic dependent launch).
 
-A shared tile loads its weights before it waits for the kernel before. That is right where the kernel before writes none
-of them: it has to be one of the same graph, and the graph must not write the weights. A graph's first kernel follows
-whatever the user did before, an optimizer's step for instance, and starts as usual. Where Inductor's own kernels start
-early as well, ours do not: those wait only for what they read themselves, so that the end of one says nothing of the
-kernels before it.
+Such a kernel (``Kernel.starts_early``) loads its weights before it waits for the kernel before. That is right where the
+kernel before writes none of them: it has to be one of the same graph, and the graph must not write the weights. A
+graph's first kernel follows whatever the user did before, an optimizer's step for instance, and starts as usual. Where
+Inductor's own kernels start early as well, ours do not: those wait only for what they read themselves, so that the end
+of one says nothing of the kernels before it.
 """
 
 from __future__ import annotations

@@ -403,6 +403,7 @@ template <class S, class P>
 TS_DEV void loader_warp(const P& p, const Sync& sync, u32 smem, const Worker& w, int warp) {
   if (warp == 0) {
     if (S::PAGES > 0) load_weights<S>(p, sync, smem, w, 0);
+    await_kernel_before();
     if (S::OUT_SLOTS > 0 && S::TWO_PUBLISHERS) publish<S, false, true>(p, sync, smem, w);
   } else if (warp == 3) {
     if (S::OUT_SLOTS > 0) publish<S, true, !S::TWO_PUBLISHERS>(p, sync, smem, w);

@@ -31,6 +31,7 @@ class RowStream(Kernel):
     """The kernel of a launch of stages that stream rows. What no other family takes is refused here."""
 
     family = "row stream"
+    starts_early = True
 
     @classmethod
     def matches(cls, launch: Pipeline) -> bool:
