@@ -11,7 +11,6 @@ has columns of each result, side by side.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import lru_cache
@@ -27,6 +26,7 @@ from tilestream.kernels.product.finder import find_block
 from tilestream.kernels.product.shared_tile.directions import Directions, find_directions
 from tilestream.kernels.product.sharing import Middle
 from tilestream.kernels.stream.layout import SHARED_LIMIT
+from tilestream.kernels.stream.model import ceil_to
 
 SHORT_TILE = 32
 """And up to so many rows: their stages of the left ring are small, and each costs a turn, however little is in it."""
@@ -234,19 +234,29 @@ class SharedTile:
         return self.depth * self.tile_rows * 2
 
     @property
+    def first_columns(self) -> int:
+        """Of all products of the first layer of two."""
+        return self.middle_columns * len(self.block.firsts)
+
+    @property
     def weight_bytes(self) -> int:
-        """A stage of the ring of weights, those of the first layer and then of the second."""
-        return stage_bytes(self.depth, self.middle_columns * len(self.block.firsts), self.out_columns)
+        """A stage of the ring of weights, of either layer, whichever is larger. Panels are multiples of 1024 bytes."""
+        return self.depth * max(self.first_columns, self.out_columns) * 2
 
     @property
     def vector_bytes(self) -> int:
         """Vectors and scalars of both epilogues, as fp32."""
-        return vector_bytes(self.block, self.middle_columns, self.widths)
+        b = self.block
+        parts = ((b.middle, self.middle_columns), *zip((last.after for last in b.lasts), self.widths, strict=True))
+        return ceil_to(4 * sum(len(b.vectors(ops)) * columns for ops, columns in parts), 128)
 
     @property
     def scatter_bytes(self) -> int:
-        """Where the CTAs of a cluster leave their parts of a partial result."""
-        return scatter_bytes(self.tail, self.groups, self.out_columns // (2 if self.halves else 1), self.live_threads)
+        """Where the CTAs of a cluster leave their parts of a partial result: each of ``groups`` sources
+        ``ceil(blocks / groups)`` blocks of 8 columns, 16 bytes a thread."""
+        blocks = self.out_columns // (2 if self.halves else 1) / 8
+        size = self.groups * ceil(blocks / self.groups) * 16 * self.live_threads
+        return size if self.tail is Tail.CLUSTER else 0
 
     @property
     def gather_bytes(self) -> int:
@@ -282,8 +292,8 @@ class SharedTile:
 
     @property
     def registers(self) -> int:
-        """An estimate for one thread of a consumer warpgroup."""
-        held = accumulators(self.middle_columns * len(self.block.firsts), self.out_columns)
+        """An estimate for one thread of a consumer warpgroup: fp32 sums of the middle, then of the result."""
+        held = max(self.first_columns, self.out_columns) // 2
         return held // (2 if self.halves else 1) + 48
 
 
@@ -292,27 +302,6 @@ PHASES = 4
 collectives.cuh)."""
 BARRIER_BYTES = 1024
 """Full and empty barriers of both rings, those between the phases, and what the producers hand to the consumers."""
-
-
-def stage_bytes(depth: int, middle: int, out: int) -> int:
-    """Of a stage of weights: a part of either layer, whichever is larger. Panels are multiples of 1024 bytes."""
-    return depth * max(middle, out) * 2
-
-
-def vector_bytes(block: Block, middle: int, widths: Sequence[int]) -> int:
-    ours = len(block.vectors(block.middle)) * middle
-    ours += sum(len(block.vectors(last.after)) * width for last, width in zip(block.lasts, widths, strict=True))
-    return -(-4 * ours // 128) * 128
-
-
-def scatter_bytes(tail: Tail, groups: int, out: int, threads: int) -> int:
-    """Each of ``groups`` sources leaves ``ceil(blocks / groups)`` blocks of 8 columns, 16 bytes a thread."""
-    return groups * ceil(out / 8 / groups) * 16 * threads if tail is Tail.CLUSTER else 0
-
-
-def accumulators(middle: int, out: int) -> int:
-    """fp32 sums a thread: first those of the middle, then those of the result."""
-    return max(middle, out) // 2
 
 
 @lru_cache(maxsize=1024)
