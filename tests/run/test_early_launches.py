@@ -14,7 +14,7 @@ from torch import Tensor, fx, nn
 from tilestream.ir.pipeline import Pipeline
 from tilestream.options import Options
 from tilestream.reference.whole import run_whole
-from tilestream.run import early_launches
+from tilestream.run import around, early_launches
 from tilestream.run.backend import tilestream
 from tilestream.run.call import RegionCall
 from tilestream.run.executable import Interpreted
@@ -54,14 +54,14 @@ def early(
     seen: list[bool] = []
 
     def start_early(graph: fx.GraphModule, _: Options) -> int:
-        made = early_launches_start(graph, options)
+        made = starts(graph, options)
         calls = graph.graph.find_nodes(op="call_function", target=REGION)
         seen.extend(decode(str(node.args[2])).early for node in calls)
         assert made == sum(seen)
         return made
 
-    early_launches_start = early_launches.start_early
-    monkeypatch.setattr(early_launches, "start_early", start_early)
+    starts = early_launches.start_early
+    monkeypatch.setattr(around, "start_early", start_early)
     torch._dynamo.reset()
     x = torch.randn(16, 48).bfloat16()
     module = module.bfloat16().eval()
