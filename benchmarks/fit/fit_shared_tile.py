@@ -16,8 +16,8 @@ from scipy.optimize import least_squares
 
 from tilestream import devices
 from tilestream.devices.shared_tile import SharedTileRates
+from tilestream.studies.flashfuser.hand_written import cost
 from tilestream.studies.flashfuser.measured import FIT, variants
-from tilestream.studies.flashfuser.search.cost import cost
 from tilestream.studies.flashfuser.truth import judged
 
 FITTED = {

@@ -1,4 +1,4 @@
-"""Searches for a chain's kernel: FlashFuser's rules and cost, the family of kernels, the cost model, the cache."""
+"""Searches for a chain's kernel: FlashFuser's rules and cost, and the compiler's own kernels by its own prediction."""
 
 from __future__ import annotations
 
@@ -8,19 +8,26 @@ import pytest
 
 from tilestream import devices
 from tilestream.devices.shared_tile import dsm_bytes_per_s
-from tilestream.errors import OptionError, PlanError
+from tilestream.errors import PlanError
 from tilestream.ir.axes import Level
+from tilestream.ir.taps import pictures
 from tilestream.ir.verify import verify
+from tilestream.kernels.fits import verify_on
+from tilestream.kernels.product.shared_tile import Tail as sums
+from tilestream.kernels.product.shared_tile import build
+from tilestream.kernels.product.shared_tile.cost import shared_tile_cost
+from tilestream.kernels.product.sharing import Middle, Tail
+from tilestream.options import Options
+from tilestream.plan.planner import proposals
 from tilestream.studies.flashfuser.dataflow.chain import Chain, Gate
 from tilestream.studies.flashfuser.dataflow.lower import lower
 from tilestream.studies.flashfuser.dataflow.schedule import SCHEDULES, Cluster, Dataflow, Schedule, Tiles
 from tilestream.studies.flashfuser.dataflow.volumes import Candidates, volumes
+from tilestream.studies.flashfuser.generated import program
+from tilestream.studies.flashfuser.hand_written import HandWritten, cost
 from tilestream.studies.flashfuser.search import rules
-from tilestream.studies.flashfuser.search.cost import cost
-from tilestream.studies.flashfuser.search.enumerate import RESERVED, resident, variants
+from tilestream.studies.flashfuser.search.kernels import search
 from tilestream.studies.flashfuser.search.minmax import best, ranked
-from tilestream.studies.flashfuser.search.search import TOP, Candidate, Effort, binned, rank, search
-from tilestream.studies.flashfuser.search.variant import Middle, SharedTile, Tail
 
 H200 = devices.get("h200")
 G4 = Chain("G4", 128, 3072, 768, 768)
@@ -101,39 +108,21 @@ def test_every_schedule_has_a_cost() -> None:
         assert 0 < ranked(G6, flow, H200).seconds < 1e-3
 
 
-# -- the family of kernels
-
-
-@pytest.mark.parametrize("chain", [G4, S2, Chain.convolutions("C5", 64, 56, 56, 64, 256, 3)], ids=lambda c: c.name)
-def test_every_variant_is_resident_and_fits_shared_memory(chain: Chain) -> None:
-    found = variants(chain, H200)
-    assert len(found) == len(set(found)) > 100
-    for v in found:
-        assert resident(v, chain, H200) and v.groups * v.columns * v.block_n >= chain.n
-        assert v.columns * v.block_l == chain.l or v.columns == 1
-        slots = v.slots * v.rows * v.block_n * 2
-        assert v.ring + v.weight_ring(chain.branches) + slots <= H200.shared_bytes_per_cta - RESERVED
-
-
-def test_clusters_that_are_not_resident_are_no_candidates() -> None:
-    """The paper's 8 x 16 CTAs: an H200 holds 7 clusters of 16."""
-    paper = SharedTile(128, 8, 16, 128, 256, Middle.DSM, Tail.ADD, 16)
-    assert not resident(paper, Chain("G5", 128, 16384, 4096, 4096), H200)
-    assert all(v.groups <= 7 for v in variants(G4, H200) if v.middle is Middle.DSM and v.columns == 16)
+# -- hand-written kernels as dataflows
 
 
 SMALL = [
-    SharedTile(64, 2, 4, 8, 8, Middle.L2, Tail.ADD),
-    SharedTile(64, 2, 4, 8, 8, Middle.L2, Tail.PARTIALS),
-    SharedTile(64, 2, 4, 8, 8, Middle.L2, Tail.DSM, 2),
-    SharedTile(64, 2, 4, 8, 8, Middle.DSM, Tail.ADD, 4),
-    SharedTile(64, 1, 4, 16, 8, Middle.L2, Tail.STORE),
-    SharedTile(64, 4, 1, 16, 8, Middle.NONE, Tail.ATOMICS),
+    HandWritten(64, 2, 4, 8, 8, Middle.L2, Tail.ADD),
+    HandWritten(64, 2, 4, 8, 8, Middle.L2, Tail.PARTIALS),
+    HandWritten(64, 2, 4, 8, 8, Middle.L2, Tail.DSM, 2),
+    HandWritten(64, 2, 4, 8, 8, Middle.DSM, Tail.ADD, 4),
+    HandWritten(64, 1, 4, 16, 8, Middle.L2, Tail.STORE),
+    HandWritten(64, 4, 1, 16, 8, Middle.NONE, Tail.ATOMICS),
 ]
 
 
 @pytest.mark.parametrize("v", SMALL, ids=lambda v: f"{v.middle}-{v.tail}")
-def test_variants_are_dataflows_and_move_what_the_model_thinks(v: SharedTile) -> None:
+def test_variants_are_dataflows_and_move_what_the_model_thinks(v: HandWritten) -> None:
     chain = v.padded(Chain("small", 64, 64, 64, 32))
     flow = v.flow(chain)
     p = lower(chain, flow)
@@ -157,7 +146,7 @@ def test_variants_are_dataflows_and_move_what_the_model_thinks(v: SharedTile) ->
 
 
 def test_more_of_anything_never_takes_less() -> None:
-    v = SharedTile(128, 8, 16, 24, 48, Middle.L2, Tail.ADD, 1, 128, 128, 4, 6)
+    v = HandWritten(128, 8, 16, 24, 48, Middle.L2, Tail.ADD, 1, 128, 128, 4, 6)
     base = cost(G4, v, H200).us
     assert cost(G4, v, H200, cold=True).us > base
     for changes in ({"stages": 2}, {"weight_stages": 2}, {"tail": Tail.PARTIALS}, {"middle": Middle.DSM, "slots": 1}):
@@ -166,75 +155,48 @@ def test_more_of_anything_never_takes_less() -> None:
 
 
 def test_one_cta_alone_has_one_sms_tensor_cores() -> None:
-    v = SharedTile(128, 1, 1, 256, 64, Middle.NONE, Tail.STORE, 1, 64, 64, 6, 3)
+    v = HandWritten(128, 1, 1, 256, 64, Middle.NONE, Tail.STORE, 1, 64, 64, 6, 3)
     found = cost(Chain("c", 128, 256, 512, 64), v, H200)
     assert found.limits[0] == "tensor cores" and found.exchange == 0
     assert found.product0 >= 2 * 128 * 256 * 512 * H200.sms / H200.tensor_flops["bf16"]
 
 
-# -- the search
+# -- the compiler's search
 
 
-def test_a_search_by_the_model_is_quick_and_ranks_kernels_that_differ() -> None:
-    found = search(G6, H200, deterministic=False)
-    assert found.seconds < 5 and len(found.top) == TOP and found.best is found.top[0]
-    times = [c.predicted_us for c in found.top]
-    assert times == sorted(times)
-    assert len({(c.variant.groups, c.variant.columns, c.variant.tail, c.variant.depth) for c in found.top}) >= 5
-    assert found.best.variant.middle is Middle.L2 and found.best.variant.multicast == 1
+def test_every_choice_is_a_kernel_of_the_compilers_own_search() -> None:
+    """What the planner proposes where all is asked for, best first: pipelines that are legal, and have a schedule."""
+    found = search(G6, H200)
+    proposed = proposals(program(G6), G6.m, H200, Options(effort="exhaustive", any_order=True))
+    assert {k.candidate for k in found.kernels} <= set(proposed) and len(found.kernels) > 300
+    times = [k.predicted_us for k in found.kernels]
+    assert times == sorted(times) and found.best is found.kernels[0]
+    for k in found.kernels[:: len(found.kernels) // 12]:
+        verify_on(k.pipeline, H200)
+        schedule = build(k.pipeline.stages[0], k.pipeline, H200.shared_bytes_per_cta)
+        assert k.split is not None and (schedule.groups, schedule.tail) == (k.split.groups, k.split.tail)
+        assert k.predicted_us == pytest.approx(1e6 * shared_tile_cost(schedule, G6.m, H200).total_s)
 
 
-def test_a_search_adds_in_a_fixed_order_unless_told_otherwise() -> None:
-    assert all(c.variant.deterministic for c in search(G6, H200).top)
-    everything = search(G6, H200, deterministic=False).best.predicted_us
-    assert search(G6, H200).best.predicted_us > everything
+def test_a_fixed_order_of_sums_costs_time() -> None:
+    found = search(G6, H200)
+    assert not found.best.in_order and found.in_order.in_order
+    assert found.in_order.predicted_us > found.best.predicted_us
 
 
-def test_a_measured_search_times_eleven_and_keeps_the_fastest(tmp_path) -> None:
-    asked: list[Candidate] = []
-    said: list[str] = []
-
-    def measure(candidates):
-        asked.extend(candidates)
-        return [
-            RuntimeError("no") if len(asked) <= 4 and i == 0 else 20.0 - len(asked) for i, _ in enumerate(candidates)
-        ]
-
-    found = search(G6, H200, Effort.MEASURED, measure, tmp_path, said.append)
-    assert len(asked) == TOP and said[-1] == "timing 9 to 11 of 11"
-    assert found.best.measured_us == 20.0 - TOP and "could not be measured: no" in found.top[0].rejected
-
-    again = search(Chain("other name", 100, 4096, 1024, 1024), H200, "measured", measure, tmp_path)
-    assert len(asked) == TOP and again.top == found.top, "100 rows are in the bin of 128, and nothing is timed again"
-    for path in tmp_path.glob("*.json"):
-        path.write_text("{")
-    search(G6, H200, "measured", measure, tmp_path)
-    assert len(asked) == 2 * TOP
-
-
-def test_a_measured_search_ends_when_its_budget_does() -> None:
-    def slow(candidates):
-        raise AssertionError("nothing is timed without time")
-
-    found = search(G6, H200, "measured", slow, budget_s=0.0)
-    assert all("budget" in c.rejected for c in found.top) and found.best is found.top[0]
+def test_convolutions_are_searched_as_the_compiler_has_them() -> None:
+    found = search(Chain.convolutions("C5", 64, 56, 56, 64, 256, 3), H200)
+    assert all(pictures(k.pipeline) for k in found.kernels)  # taps are loads: nothing is written as columns first
+    assert {"vertical", "shared"} <= {k.candidate.strategy for k in found.kernels}
 
 
 def test_what_a_search_refuses() -> None:
-    with pytest.raises(OptionError, match="effort is 'hard'"):
-        search(G6, H200, "hard")
-    with pytest.raises(OptionError, match="needs a GPU"):
-        search(G6, H200, "measured")
-    with pytest.raises(PlanError, match="has no kernel of CTAs that share a tile"):
-        search(Chain("odd", 128, 512, 512, 250), H200)
-
-
-@pytest.mark.parametrize(("rows", "bin_"), [(1, 16), (16, 16), (17, 32), (128, 128), (300, 512), (600, 1024)])
-def test_rows_are_binned(rows: int, bin_: int) -> None:
-    assert binned(Chain("c", rows, 512, 512, 512)).m == bin_
+    with pytest.raises(PlanError, match="no kernel of 'h200' fuses chain 'odd'"):
+        search(Chain("odd", 128, 70000, 70000, 70000), H200)
 
 
 def test_without_clusters_there_is_no_dsm() -> None:
-    a100 = devices.get("a100")
-    found = rank(G4, a100)
-    assert found and all(c.variant.middle is not Middle.DSM and c.variant.multicast == 1 for c in found)
+    found = search(G4, devices.get("a100"))
+    assert found.kernels
+    splits = [k.split for k in found.kernels if k.split is not None]
+    assert all(s.middle is not Middle.DSM and s.tail is not sums.CLUSTER for s in splits)

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from tilestream.errors import OptionError
+from tilestream.kernels.product.sharing import Middle, Tail
 from tilestream.studies.flashfuser.dataflow.chain import Chain, Gate
-from tilestream.studies.flashfuser.search.variant import Middle, SharedTile, Tail
+from tilestream.studies.flashfuser.hand_written import HandWritten
 
 RESULTS = Path(__file__).parents[4] / "benchmarks" / "results"
 """Of a checkout; an installed package has none, and its tables say so."""
@@ -31,7 +32,7 @@ class Variant:
 
     shape: str
     chain: Chain
-    variant: SharedTile
+    variant: HandWritten
     warm_us: float
     cold_us: float
     sync: str
@@ -55,7 +56,7 @@ def variants() -> tuple[Variant, ...]:
         s = data["shapes"][row["shape"]]
         gate = Gate.SEQUENTIAL if s["gated"] else Gate.NONE
         chain = Chain(row["shape"], s["m"], s["n"], s["k"], s["l"], gate)
-        shared = SharedTile(
+        shared = HandWritten(
             128,
             row["groups"],
             row["columns"],

@@ -17,7 +17,7 @@ from tilestream.studies.flashfuser.ablation import ablation, summary
 from tilestream.studies.flashfuser.dataflow.chain import Chain, Gate
 from tilestream.studies.flashfuser.pixels import IMAGES, Pixels, predicted
 from tilestream.studies.flashfuser.search import minmax, rules
-from tilestream.studies.flashfuser.search.search import search
+from tilestream.studies.flashfuser.search.kernels import search
 from tilestream.studies.flashfuser.truth import Score, judged, phases
 from tilestream.studies.flashfuser.workload import Row, workload_json
 
@@ -139,18 +139,16 @@ def row(w: paper.Workload, machine: Device, results: Path | None, progress: Call
     for name, chain in mappings(w.chain).items():
         before = time.perf_counter()
         papers[name] = (minmax.best(chain, machine), time.perf_counter() - before)
-    progress(f"{w.key}: kernels that share a tile")
+    progress(f"{w.key}: the compiler's search")
     try:
-        ours = search(w.chain, machine, deterministic=False)
-        in_order = search(w.chain, machine)
+        ours = search(w.chain, machine)
     except PlanError:
-        ours = in_order = None
+        ours = None
     return Row(
         w,
         papers,
         ours,
-        in_order,
-        ablation(w.chain, machine),
+        ablation(ours, machine) if ours is not None else None,
         timed(w.key, results) if machine.name == MEASURED_ON else None,
         tuple(of_pixels(w, n, machine, results) for n in IMAGES) if w.chain.image is not None else (),
     )

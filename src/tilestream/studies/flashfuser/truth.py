@@ -10,10 +10,10 @@ from scipy.stats import spearmanr
 
 from tilestream import devices
 from tilestream.devices.shared_tile import H200_SHARED_TILE, SharedTileRates
+from tilestream.kernels.product.sharing import Middle
 from tilestream.studies.flashfuser import measured
+from tilestream.studies.flashfuser.hand_written import cost
 from tilestream.studies.flashfuser.measured import Variant, variants
-from tilestream.studies.flashfuser.search.cost import cost
-from tilestream.studies.flashfuser.search.variant import Middle
 
 
 @dataclass(frozen=True)

@@ -6,17 +6,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from tilestream.devices import Device
-from tilestream.errors import OptionError
 from tilestream.ir.text import show
 from tilestream.studies.flashfuser import paper
 from tilestream.studies.flashfuser.ablation import Ablation
 from tilestream.studies.flashfuser.dataflow.chain import Chain
-from tilestream.studies.flashfuser.dataflow.lower import lower
-from tilestream.studies.flashfuser.dataflow.schedule import Dataflow
 from tilestream.studies.flashfuser.dataflow.volumes import Candidates, printed
 from tilestream.studies.flashfuser.pixels import Pixels, pixels_json
 from tilestream.studies.flashfuser.search import minmax
-from tilestream.studies.flashfuser.search.search import Search
+from tilestream.studies.flashfuser.search.kernels import Search
 
 
 @dataclass(frozen=True)
@@ -26,8 +23,7 @@ class Row:
     Attributes:
         papers: the best few by the paper's rules and cost, by mapping of the gate (``none`` without one), each with
             the seconds that it took to find.
-        ours: the search over kernels that share a tile; None if the chain has none. ``in_order``: over those that add
-            in a fixed order alone.
+        ours: the compiler's search over its kernels; None if it has none for the chain.
         pixels: of convolutions, as row streams, by number of images.
         timed: measured, warm microseconds: ``ours_us`` and ``best_other_us``, ``source``; None where nobody has.
     """
@@ -35,7 +31,6 @@ class Row:
     workload: paper.Workload
     papers: dict[str, tuple[minmax.Found, float]]
     ours: Search | None
-    in_order: Search | None
     ablation: Ablation | None
     timed: dict[str, Any] | None
     pixels: tuple[Pixels, ...] = ()
@@ -69,14 +64,13 @@ def workload_json(r: Row, device: Device) -> dict[str, Any]:
     if r.ours is not None:
         best = r.ours.best
         made["ours"] = {
-            "kernel": str(best.variant),
-            "variant": best.variant.json(),
+            "kernel": str(best),
             "predicted_us": best.predicted_us,
-            "in_order_us": r.in_order.best.predicted_us if r.in_order else None,
-            "in_order_kernel": str(r.in_order.best.variant) if r.in_order else None,
-            "candidates": r.ours.candidates,
+            "in_order_us": r.ours.in_order.predicted_us,
+            "in_order_kernel": str(r.ours.in_order),
+            "candidates": len(r.ours.kernels),
             "seconds": r.ours.seconds,
-            "pipeline": _pipeline(best.variant.padded(r.ours.chain), best.variant.flow(r.ours.chain)),
+            "pipeline": show(best.pipeline),
         }
     if r.ablation is not None:
         a = r.ablation
@@ -85,10 +79,7 @@ def workload_json(r: Row, device: Device) -> dict[str, Any]:
             "middles": {str(k): v for k, v in a.middles.items()},
             "tails": {str(k): v for k, v in a.tails.items()},
             "random_us": a.random,
-            "shallow_us": a.shallow,
         }
-        if a.unbuilt is not None:
-            made["unbuilt"] = {"kernel": str(a.unbuilt.variant), "predicted_us": a.unbuilt.predicted_us}
     return made
 
 
@@ -107,10 +98,3 @@ def _papers(name: str, chain: Chain, found: minmax.Found, seconds: float) -> dic
         "bytes": first.volumes,
         "printed_bytes": sum(printed(chain, Candidates.of(chain, first.flow)).values()),
     }
-
-
-def _pipeline(chain: Chain, flow: Dataflow) -> str:
-    try:
-        return show(lower(chain, flow))
-    except OptionError as odd:
-        return f"no even pipeline: {odd.cause}"

@@ -1,1 +1,1 @@
-"""Searches for how a chain of products runs: FlashFuser's over schedules, and ours over kernels that share a tile."""
+"""Searches for how a chain of products runs: FlashFuser's over schedules, and the compiler's over its kernels."""

@@ -1,21 +1,23 @@
-"""Kernels that share a tile of few rows: groups of CTAs that exchange the middle, and sum what the groups have."""
+"""Hand-written kernels that were timed, and what the model of kernels that share a tile says of them.
+
+The constants of that model (``devices.shared_tile``) were fitted on them before there were generated ones. They are no
+choices of any search.
+"""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
+from tilestream.devices import Device
+from tilestream.devices.shared_tile import H200_SHARED_TILE, SharedTileRates
 from tilestream.ir.axes import Level
-from tilestream.kernels.product.sharing import Middle, Tail
-from tilestream.studies.flashfuser.dataflow.chain import ELEMENT, Chain, Gate
+from tilestream.kernels.product.sharing import Middle, Phases, Sharing, Tail, phases
+from tilestream.studies.flashfuser.dataflow.chain import ELEMENT, Chain
 from tilestream.studies.flashfuser.dataflow.schedule import Cluster, Dataflow, Schedule, Tiles
-
-TILE = 128
-"""Most rows of a CTA: two consumer warpgroups of 64."""
 
 
 @dataclass(frozen=True)
-class SharedTile:
+class HandWritten:
     """``groups`` x ``columns`` CTAs a tile of ``rows`` rows. CTA (g, s) makes ``block_n`` columns of C, then owns
     ``block_l`` columns of E over its group's columns of C; so each byte of a weight is read once.
 
@@ -48,15 +50,6 @@ class SharedTile:
     def weight_ring(self, branches: int) -> int:
         """Bytes of the ring of B and D."""
         return self.weight_stages * weight_stage(self, branches)
-
-    @property
-    def deterministic(self) -> bool:
-        return self.tail not in (Tail.ADD, Tail.ATOMICS)
-
-    @property
-    def built(self) -> bool:
-        """Whether there is a kernel; else it can only be predicted, as an arm of the paper's ablation."""
-        return self.tail is not Tail.ATOMICS
 
     def padded(self, chain: Chain) -> Chain:
         """``chain`` with as many rows and middle columns as its CTAs take."""
@@ -97,20 +90,46 @@ class SharedTile:
             f"{shared}, tail {self.tail}, k {self.depth}/{self.depth2}, rings {self.stages}+{self.weight_stages}"
         )
 
-    def json(self) -> dict[str, Any]:
-        return asdict(self)
 
-    @staticmethod
-    def read(data: dict[str, Any]) -> SharedTile:
-        """What ``json`` wrote."""
-        return SharedTile(**{**data, "middle": Middle(data["middle"]), "tail": Tail(data["tail"])})
-
-
-def weight_stage(v: SharedTile, branches: int) -> int:
+def weight_stage(v: HandWritten, branches: int) -> int:
     """Bytes of one stage of weights: ``depth`` of B or ``depth2`` of D, whichever is more."""
     return ELEMENT * max(v.block_n * branches * v.depth, v.block_l * v.depth2)
 
 
-def sequential(chain: Chain) -> Chain:
-    """``chain`` with its gate as these kernels run it: both branches in one CTA."""
-    return replace(chain, gate=Gate.SEQUENTIAL) if chain.gate is Gate.SPATIAL else chain
+def cost(
+    chain: Chain, v: HandWritten, device: Device, cold: bool = False, rates: SharedTileRates = H200_SHARED_TILE
+) -> Phases:
+    """Predicted phases of ``chain`` under ``v``.
+
+    Args:
+        cold: weights come from DRAM; they do in any case where they are larger than the L2.
+    """
+    return phases(sharing(chain, v), device, cold, rates)
+
+
+def sharing(chain: Chain, v: HandWritten) -> Sharing:
+    """What a launch of ``v`` moves."""
+    width = v.block_n * v.columns
+    whole = v.middle is Middle.NONE
+    return Sharing(
+        rows=v.rows,
+        row_tiles=-(-chain.m // v.rows),
+        groups=v.groups,
+        columns=v.columns,
+        input_bytes=v.rows * chain.k * ELEMENT,
+        first_bytes=v.block_n * chain.k * ELEMENT * chain.branches,
+        middle_bytes=v.rows * width * ELEMENT,
+        second_bytes=(chain.l * v.block_n if whole else v.block_l * width) * ELEMENT,
+        first_chip_bytes=ELEMENT * chain.n * chain.k * chain.branches,
+        second_chip_bytes=ELEMENT * chain.n * chain.l,
+        result=chain.m * chain.l,
+        first_steps=-(-chain.k // v.depth),
+        second_steps=-(-(v.block_n if whole else width) // v.depth2),
+        left_ring=v.ring,
+        weight_ring=v.weight_ring(chain.branches),
+        middle=v.middle,
+        tail=v.tail,
+        cluster=v.multicast,
+        multicast=1 if v.tail is Tail.DSM or whole else v.multicast,
+        slots=v.slots,
+    )
