@@ -141,25 +141,10 @@ def _digest(data: Any) -> str:
 
 def plan_to_json(made: Plan) -> dict[str, Any]:
     """A plan as JSON data; ``plan_from_json`` gives it back equal."""
-    return {
-        "region": made.region,
-        "rows": made.rows,
-        "device": made.device,
-        "candidates": [
-            {
-                "strategy": c.strategy,
-                "detail": c.detail,
-                "pipeline": None if c.pipeline is None else pipeline_to_json(c.pipeline),
-                "predicted_us": c.predicted_us,
-                "measured_us": c.measured_us,
-                "rejected": c.rejected,
-                "simulated_us": c.simulated_us,
-                "operator": c.operator,
-            }
-            for c in made.candidates
-        ],
-        "chosen": made.candidates.index(made.chosen),
-    }
+    candidates = [
+        {**vars(c), "pipeline": None if c.pipeline is None else pipeline_to_json(c.pipeline)} for c in made.candidates
+    ]
+    return {**vars(made), "candidates": candidates, "chosen": made.candidates.index(made.chosen)}
 
 
 def plan_from_json(data: Any) -> Plan:
@@ -169,19 +154,8 @@ def plan_from_json(data: Any) -> Plan:
         CacheError: the data is not what ``plan_to_json`` writes.
     """
     try:
-        candidates = tuple(
-            Candidate(
-                c["strategy"],
-                None if c["pipeline"] is None else pipeline_from_json(c["pipeline"]),
-                c["predicted_us"],
-                c["measured_us"],
-                c["rejected"],
-                c["detail"],
-                simulated_us=c["simulated_us"],
-                operator=c["operator"],
-            )
-            for c in data["candidates"]
-        )
-        return Plan(data["region"], data["rows"], data["device"], candidates, candidates[data["chosen"]])
-    except (KeyError, TypeError, IndexError) as error:
+        each = [(c, c["pipeline"]) for c in data["candidates"]]
+        candidates = tuple(Candidate(**{**c, "pipeline": p and pipeline_from_json(p)}) for c, p in each)
+        return Plan(**{**data, "candidates": candidates, "chosen": candidates[data["chosen"]]})
+    except (KeyError, TypeError, IndexError, ValueError) as error:
         raise CacheError(f"not a plan: {error!r}", "delete the file") from error
