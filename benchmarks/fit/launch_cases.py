@@ -89,7 +89,7 @@ def training() -> Iterator[Launch]:
 
 
 def of_model(module: nn.Module, inputs: tuple[Any, ...], case: str, options: Options) -> Iterator[Launch]:
-    found = capture(module, inputs, {}, True, training_cut(options))
+    found = capture(module, inputs, {}, True, training_cut(options, H200))
     for graph, kind in zip(found.graphs, found.kinds, strict=True):
         yield from of_graph(graph, case, kind, options)
 

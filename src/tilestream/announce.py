@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+from collections.abc import Iterator
 
 from tilestream.errors import TilestreamError
 
@@ -33,6 +35,21 @@ def announce_failure(what: str, failure: Exception) -> None:
     log.info("%s", what, exc_info=failure)
     kind = "" if isinstance(failure, TilestreamError) else f"{type(failure).__name__}: "
     announce(f"{what}: {kind}{first_line(failure)}")
+
+
+@contextlib.contextmanager
+def announced(what: str, fallback: bool = True) -> Iterator[None]:
+    """An exception inside ends the block, and costs no more than ``what`` says.
+
+    Raises:
+        Exception: as ``announce_failure``; with ``fallback=False`` any.
+    """
+    try:
+        yield
+    except Exception as failure:
+        if not fallback:
+            raise
+        announce_failure(what, failure)
 
 
 def first_line(failure: BaseException) -> str:

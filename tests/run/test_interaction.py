@@ -39,7 +39,7 @@ from tilestream.plan import chooser
 from tilestream.plan.analyse import analyse
 from tilestream.plan.cache import store_sealed
 from tilestream.plan.candidates import FALLBACK, Candidate
-from tilestream.plan.interaction import Sizes, library_s, ours_s
+from tilestream.plan.interaction import Kind, Sizes, kind_of, library_s, ours_s, question
 from tilestream.run import epilogues, fallback, inductor, oracle
 from tilestream.run import interaction as kernels
 from tilestream.run import time_interaction as timing
@@ -263,7 +263,7 @@ def test_the_option_is_checked() -> None:
 # -- choices and plans
 
 
-KIND = kernels.Kind(DLRM, (0, *[100_000] * 26), str(torch.bfloat16), False)
+KIND = Kind(DLRM, (0, *[100_000] * 26), str(torch.bfloat16), False)
 
 
 def test_what_is_not_timed_is_predicted() -> None:
@@ -328,6 +328,19 @@ def test_the_plan_of_a_whole_model_has_it_as_a_launch(training: bool) -> None:
     assert not [e for e in found.exclusions if "interaction" in e.op]
     assert found.on_inductor.predicted_us == without.on_inductor.predicted_us
     assert not any(launch.ours for launch in found.on_inductor.launches)
+
+
+@pytest.mark.parametrize("ours_us", [5.0, 20.0])
+def test_explain_tells_of_those_that_a_compilation_has_timed(ours_us: float, tmp_path: Path) -> None:
+    """It had every interaction as ours, whatever it takes."""
+    module, given = Recommender(features=128, tables=8).bfloat16().requires_grad_(False), inputs(2048, tables=8)
+    (site,) = find_interactions(capture(module, given).graphs[0].graph)
+    options = Options(cache_dir=tmp_path, device="h200")
+    chooser.choose(question(kind_of(site), devices.get("h200")), options, lambda _: [ours_us, 10.0])
+    chooser.forget()
+    found = analyse(module, given, options)
+    assert any("tilestream.interaction" in op for x in found.whole.launches for op in x.operators) == (ours_us < 10.0)
+    chooser.forget()
 
 
 def test_the_operators_meaning() -> None:

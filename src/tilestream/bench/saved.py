@@ -49,12 +49,7 @@ def saved(model: Callable[..., Any], inputs: Sequence[Tensor], least_rows: int =
     from torch._functorch.partitioners import min_cut_rematerialization_partition
     from torch._inductor.decomposition import select_decomp_table
 
-    ours = Cutter(Settings(least_rows))
-
-    def cut(joint: fx.GraphModule, given: Sequence[object], **kwargs: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
-        place_all(joint, joint=True)
-        return ours(joint, given, **kwargs)
-
+    cut = Cutter(Settings(least_rows), lambda joint: place_all(joint, joint=True))
     inductor = _counted(model, inputs, min_cut_rematerialization_partition, select_decomp_table(), _peak)
     return Saved(inductor, _counted(model, inputs, cut, {}, _streamed_peak))
 

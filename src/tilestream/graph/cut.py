@@ -16,19 +16,29 @@ SPARED = "tilestream_spared"
 """In the ``meta`` of a backward graph: bytes that torch's partitioner would have saved for it."""
 
 
+def _nothing(_: fx.GraphModule) -> None:
+    """Leaves a graph as it is."""
+
+
 @dataclass(frozen=True)
 class Cutter:
     """Cuts where torch's minimum cut says (``min_cut_rematerialization_partition``), but makes again what costs no time
     (``graph.recompute``). A ``partition_fn`` of AOTAutograd.
+
+    Args:
+        settings: of the rewrites of a joint graph.
+        first: rewrites it before all others do.
     """
 
     settings: Settings = DEFAULT
+    first: Callable[[fx.GraphModule], object] = _nothing
 
     def __call__(
         self, joint: fx.GraphModule, inputs: Sequence[object], **kwargs: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         from torch._functorch.partitioners import min_cut_rematerialization_partition as minimum_cut
 
+        self.first(joint)
         rewrite(joint, When.JOINT, self.settings)
         forward, backward = minimum_cut(joint, inputs, **kwargs)
         results = kwargs["num_fwd_outputs"]

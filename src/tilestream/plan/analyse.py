@@ -6,19 +6,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from torch import fx
-
 from tilestream import devices
 from tilestream.devices import Device
 from tilestream.graph.capture import capture
 from tilestream.graph.cut import Cutter
-from tilestream.graph.interaction import place_all
 from tilestream.graph.rewrites.settings import Settings
 from tilestream.options import Options
 from tilestream.plan import precision
 from tilestream.plan.analysis import Analysis
 from tilestream.plan.gradient_launches import least_rows
-from tilestream.plan.interaction import TARGETS
+from tilestream.plan.interaction import TARGETS, place_expected
 from tilestream.plan.predicted import of_graphs
 
 
@@ -45,11 +42,10 @@ def analyse(
     """
     options = options or Options()
     device = device or devices.planned_for(options.device)
-    found = capture(model, inputs, keywords, training, training_cut(options) if training else None)
-    if options.interactions:
-        for graph, kind in zip(found.graphs, found.kinds, strict=True):
-            if kind == "inference":
-                place_all(graph, joint=False)
+    found = capture(model, inputs, keywords, training, training_cut(options, device) if training else None)
+    for graph, kind in zip(found.graphs, found.kinds, strict=True):
+        if kind == "inference":
+            place_expected(graph, False, options, device)
     made = of_graphs(model, found, options, device, training)
     if any(n.target in TARGETS for graph in found.graphs for n in graph.graph.nodes):
         apart = replace(options, interactions=False)
@@ -59,13 +55,6 @@ def analyse(
     return replace(made, float32=precision.alternatives(made, found, model, inputs, keywords or {}))
 
 
-def training_cut(options: Options) -> Callable[..., tuple[fx.GraphModule, fx.GraphModule]]:
+def training_cut(options: Options, device: Device) -> Cutter:
     """What cuts joint graphs, as a compilation does."""
-    cut = Cutter(Settings(least_rows(options)))
-
-    def partition(joint: fx.GraphModule, *args: Any, **kwargs: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
-        if options.interactions:
-            place_all(joint, joint=True)
-        return cut(joint, *args, **kwargs)
-
-    return partition
+    return Cutter(Settings(least_rows(options)), lambda joint: place_expected(joint, True, options, device))

@@ -9,9 +9,18 @@ from math import ceil
 from torch import Tensor, fx
 
 from tilestream.devices import Device
-from tilestream.graph.interaction import INTERACTION, INTERACTION_BACKWARD, width
+from tilestream.graph.interaction import (
+    INTERACTION,
+    INTERACTION_BACKWARD,
+    Interaction,
+    find_interactions,
+    place,
+    width,
+)
 from tilestream.graph.nodes import value
 from tilestream.graph.sizes import hint
+from tilestream.options import Options
+from tilestream.plan.chooser import Question, alternative, decide, kept
 from tilestream.plan.values import Moved
 from tilestream.simulator.library import Stream
 
@@ -84,6 +93,44 @@ class Sizes:
 
     def _slots(self, others: float) -> float:
         return float(self.batch * WARP * (SAMPLE + COPY * self._copies + others))
+
+
+@dataclass(frozen=True)
+class Kind:
+    """All that decides how long an interaction takes. ``tables``: rows of each vector's table, 0 for rows that are
+    there."""
+
+    sizes: Sizes
+    tables: tuple[int, ...]
+    dtype: str
+    training: bool
+
+
+def kind_of(site: Interaction) -> Kind:
+    """What decides how long a site of a graph takes."""
+    made = site.picked.meta["val"]
+    tables = tuple(0 if v.index is None else hint(v.rows.meta["val"].shape[0]) for v in site.vectors)
+    looked_up = sum(n > 0 for n in tables)
+    sizes = Sizes(hint(made.shape[0]), len(tables), site.features, hint(made.shape[1]), site.head, looked_up)
+    return Kind(sizes, tables, str(made.dtype), site.gradient is not None)
+
+
+def question(kind: Kind, device: Device, forced: bool = False) -> Question:
+    """Whether an interaction runs as kernels of ours, forward or both passes, or as the library's."""
+    ours_us, library_us = (1e6 * f(kind.sizes, kind.training, device) for f in (ours_s, library_s))
+    return alternative("interaction", kind, device, (ours_us, library_us), forced)
+
+
+def place_expected(owner: fx.GraphModule, joint: bool, options: Options, device: Device) -> None:
+    """Put our operators in the place of interactions that a compilation would: by the times that are kept, else those
+    that are predicted to be faster."""
+    sites: list[Interaction] = []
+    for site in find_interactions(owner.graph, joint) if options.interactions else ():
+        asked = question(kind_of(site), device, options.target == "reference")
+        timed = kept(asked, options, measured=True) if options.measure and options.strategy == "auto" else None
+        if (timed or decide(asked)).wins:
+            sites.append(site)
+    place(owner, sites)
 
 
 def sizes_of(

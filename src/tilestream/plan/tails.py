@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tilestream.announce import announce_failure
+from tilestream.announce import announced
 from tilestream.devices import Device
 from tilestream.graph.region import Region
 from tilestream.graph.selection import Partition
@@ -26,17 +26,12 @@ def all_promising(found: Partition, options: Options, device: Device) -> dict[st
     """The tails that may run, by the names of their regions in an inference graph; none where nothing is timed."""
     if not options.measure or options.strategy != "auto":
         return {}
-    made = {region.name: _promising(region, options, device) for region in found.regions}
-    return {name: tail for name, tail in made.items() if tail is not None}
-
-
-def _promising(region: Region, options: Options, device: Device) -> Tail | None:
-    """``promising``; None where it fails."""
-    try:
-        return promising(region, options, device)
-    except Exception as failure:
-        announce_failure(f"{region.name} has no tail", failure)
-        return None
+    made: dict[str, Tail] = {}
+    for region in found.regions:
+        with announced(f"{region.name} has no tail"):
+            tail = promising(region, options, device)
+            made |= {} if tail is None else {region.name: tail}
+    return made
 
 
 def promising(region: Region, options: Options, device: Device) -> Tail | None:

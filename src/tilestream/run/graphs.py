@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -9,13 +10,12 @@ import math
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import InitVar, asdict, dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
-from tilestream.announce import announce, announce_failure
+from tilestream.announce import announce, announce_failure, announced
 from tilestream.errors import PlanError
 from tilestream.graph.capture import Kind
 from tilestream.graph.modules import copied
@@ -218,20 +218,15 @@ class Compilation:
         for each in made:
             if not (running := each.running):
                 continue
-            try:
+            with announced(f"{each.name} goes to Inductor", self.options.fallback):
                 if isinstance(each.of, Pair):
                     calls.of_chain(ChainCalls(each.of, self.target.kind))
                 elif isinstance(each.of, GradientLaunch):
                     calls.of_sums(each.of, running[0], self.target.kind)
                 elif each.of is not None:
                     calls.of_region(each.of, running[0], self.target.kind, self._planned.constant_weights)
-            except Exception as failure:
-                if not self.options.fallback:
-                    raise
-                announce_failure(f"{each.name} goes to Inductor", failure)
-                continue
-            self.running.append(each)
-            self.plans += [a.plan for a in (*each.parts, each) if a.plan is not None]
+                self.running.append(each)
+                self.plans += [a.plan for a in (*each.parts, each) if a.plan is not None]
         calls.settle()
 
     def _announce(self, found: Found) -> None:
@@ -245,12 +240,9 @@ class Compilation:
 
     def _left_out(self, found: Found) -> LeftOut | None:
         """What stays out, by its time; None where that is not known: the line then names the first operator."""
-        try:
+        with announced("the time of what goes to Inductor is not known"):
             tf32 = torch.get_float32_matmul_precision() != "highest"
             return of_partition(found.graph.graph, found, self.target.hardware, tf32)
-        except Exception as failure:
-            announce_failure("the time of what goes to Inductor is not known", failure)
-            return None
 
 
 @dataclass(frozen=True)
@@ -266,28 +258,19 @@ class Measured:
 
     def sums(self, launch: GradientLaunch) -> Plan | None:
         where = launch.sites[0].source or "no source line"
-        return self._planned(partial(gradients.plan, launch), f"weight gradients ({where}) go to Inductor")
+        with announced(f"weight gradients ({where}) go to Inductor", self.options.fallback), self._kernels_kept():
+            return gradients.plan(launch, self.options, self.target)
 
     def chain(self, pair: Pair, apart: Sequence[Candidate]) -> Plan | None:
-        return self._planned(partial(_chain, pair), "a region and its weights' gradients stay apart")
+        options, target = self.options, self.target
+        with announced("a region and its weights' gradients stay apart", options.fallback), self._kernels_kept():
+            measures = prepare.measures(options, target) and options.strategy == "auto"
+            forced = target.kind == "reference"
+            asked = chain_choice.question(pair.joined, pair.launch.rows, target.hardware, measures, forced)
+            return choose(asked, options, Timer(chain_trial(pair, target), target) if measures else None)
 
-    def _planned(self, plan: Callable[[Options, Target], Plan], instead: str) -> Plan | None:
-        try:
-            with prepare.kernels_kept(self.options, self.target):
-                return plan(self.options, self.target)
-        except Exception as failure:
-            if not self.options.fallback:
-                raise
-            announce_failure(instead, failure)
-            return None
-
-
-def _chain(pair: Pair, options: Options, target: Target) -> Plan:
-    """Joined or apart: as it was timed, now or before; joined where the reference machine runs it."""
-    measures = prepare.measures(options, target) and options.strategy == "auto"
-    forced = target.kind == "reference"
-    asked = chain_choice.question(pair.joined, pair.launch.rows, target.hardware, measures, forced)
-    return choose(asked, options, Timer(chain_trial(pair, target), target) if measures else None)
+    def _kernels_kept(self) -> contextlib.AbstractContextManager[None]:
+        return prepare.kernels_kept(self.options, self.target)
 
 
 def covered(found: Partition) -> int:

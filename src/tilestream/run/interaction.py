@@ -3,33 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from torch import Tensor, fx
 
-from tilestream.announce import announce_failure
+from tilestream.announce import announced
 from tilestream.graph.interaction import Interaction, find_interactions, place
 from tilestream.graph.interaction.op import LIBRARY
-from tilestream.graph.sizes import hint
 from tilestream.options import Options
 from tilestream.plan.candidates import Plan
-from tilestream.plan.chooser import alternative, choose
-from tilestream.plan.interaction import Sizes, library_s, ours_s
+from tilestream.plan.chooser import choose
+from tilestream.plan.interaction import Kind, kind_of, question
 from tilestream.run import prepare
 from tilestream.run.target import Target
 from tilestream.run.time_interaction import interaction_trial
 from tilestream.run.timer import Timer
-
-
-@dataclass(frozen=True)
-class Kind:
-    """All that decides how long an interaction takes. ``tables``: rows of each vector's table, 0 for rows that are
-    there."""
-
-    sizes: Sizes
-    tables: tuple[int, ...]
-    dtype: str
-    training: bool
 
 
 def stream_interactions(owner: fx.GraphModule, joint: bool, options: Options, target: Target) -> list[Plan]:
@@ -47,38 +34,22 @@ def stream_interactions(owner: fx.GraphModule, joint: bool, options: Options, ta
         return []
     taken: list[tuple[Interaction, Plan]] = []
     for site in find_interactions(owner.graph, joint):
-        try:
+        with announced("an interaction of lookups goes to Inductor", options.fallback):
             made = choice(kind_of(site), options, target)
-        except Exception as failure:
-            if not options.fallback:
-                raise
-            announce_failure("an interaction of lookups goes to Inductor", failure)
-            continue
-        if made.wins:
-            taken.append((site, made))
+            if made.wins:
+                taken.append((site, made))
     place(owner, [site for site, _ in taken])
     return [made for _, made in taken]
 
 
 def choice(kind: Kind, options: Options, target: Target) -> Plan:
     """Ours or the library's, forward or both passes: timed once, predicted where nothing is timed."""
-
-    ours_us, library_us = (1e6 * f(kind.sizes, kind.training, target.hardware) for f in (ours_s, library_s))
-    asked = alternative("interaction", kind, target.hardware, (ours_us, library_us), target.kind == "reference")
+    asked = question(kind, target.hardware, target.kind == "reference")
     timer = None
     if prepare.measures(options, target) and options.strategy == "auto":
         timer = Timer(interaction_trial(kind.sizes, kind.tables, kind.dtype, kind.training, target), target)
     with prepare.kernels_kept(options, target):
         return choose(asked, options, timer)
-
-
-def kind_of(site: Interaction) -> Kind:
-    """What decides how long a site of a graph takes."""
-    made = site.picked.meta["val"]
-    tables = tuple(0 if v.index is None else hint(v.rows.meta["val"].shape[0]) for v in site.vectors)
-    looked_up = sum(n > 0 for n in tables)
-    sizes = Sizes(hint(made.shape[0]), len(tables), site.features, hint(made.shape[1]), site.head, looked_up)
-    return Kind(sizes, tables, str(made.dtype), site.gradient is not None)
 
 
 # -- the kernels

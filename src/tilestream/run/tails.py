@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from tilestream.announce import announce_failure
+from tilestream.announce import announced
 from tilestream.graph.region import Region
 from tilestream.graph.selection import Partition
 from tilestream.graph.tails import Tail
@@ -40,12 +40,9 @@ def faster(found: Partition, later: Mapping[str, Tail], options: Options, target
     made: dict[str, Tail] = {}
     for region in found.regions:
         tail = later.get(region.name)
-        try:
-            with prepare.kernels_kept(options, target):
-                if tail is not None and _is_faster(region, tail, options, target):
-                    made[region.name] = tail
-        except Exception as failure:
-            announce_failure(f"{region.name} starts where it did", failure)
+        with announced(f"{region.name} starts where it did"), prepare.kernels_kept(options, target):
+            if tail is not None and _is_faster(region, tail, options, target):
+                made[region.name] = tail
     return made
 
 
