@@ -10,7 +10,7 @@ import torch
 from torch import fx
 from torch.utils._pytree import tree_map_only
 
-from tilestream.announce import announce_failure
+from tilestream.announce import announced
 from tilestream.graph.real import real
 from tilestream.graph.rewrites.shared_keys import is_attention
 from tilestream.graph.settled import settle
@@ -67,14 +67,8 @@ def replace_attention(
         kind = kind_of(node)
         if kind is None:
             continue
-        try:
-            better = choice(node, kind).wins
-        except Exception as failure:
-            if not options.fallback:
-                raise
-            announce_failure(else_, failure)
-            continue
-        made += better and replace(node)
+        with announced(else_, options.fallback):
+            made += choice(node, kind).wins and replace(node)
     if made:
         settle(graph)
     return made
