@@ -38,6 +38,7 @@ tables: $(INSTALLED)
 	$(BIN)/python -m benchmarks.tables.sparse_tables
 	$(BIN)/python -m benchmarks.fit.truth
 	$(BIN)/python -m benchmarks.fit.cost_truth
+	$(BIN)/python -m benchmarks.tables.features
 
 clean:
 	rm -rf $(VENV) build dist demo-out .pytest_cache .ruff_cache src/*.egg-info

@@ -1,4 +1,4 @@
-"""What kernels of each family can do: small models, one a feature, at a size of each family's, and what is made of them.
+"""What kernels of each family can do: small models, one a feature, at sizes of each family, and what is made of them.
 
 A cell works where one launch of the family's does all of the model; where not, it says what stands in the way.
 """
@@ -50,9 +50,9 @@ class Column:
 
 COLUMNS = (
     Column("stream", ("row stream",), Size(65_536, 64, 128, 64)),
-    Column("product, few rows", ("shared tile", "product"), Size(8, 1024, 4096, 1024)),
-    Column("product, many rows", ("tiled block", "product"), Size(8192, 1024, 2048, 1024)),
-    Column("gradients", ("stationary sum", "backward chain", "gradients"), Size(65_536, 64, 128, 64), training=True),
+    Column("product, few rows", ("shared tile",), Size(8, 1024, 4096, 1024)),
+    Column("product, many rows", ("tiled block",), Size(8192, 1024, 2048, 1024)),
+    Column("gradients", ("stationary sum", "backward chain"), Size(65_536, 64, 128, 64), training=True),
 )
 
 Inputs = tuple[Tensor, ...]
