@@ -17,11 +17,12 @@ from tilestream.graph.region import Region
 from tilestream.graph.selection import partition
 from tilestream.ir.pipeline import Pipeline
 from tilestream.options import Options
-from tilestream.plan import margins
+from tilestream.plan import margins, planner
 from tilestream.plan.candidates import FALLBACK, Candidate, Plan
 from tilestream.plan.planner import proposals
 from tilestream.run import ahead, collector, gradients, prepare
 from tilestream.run.target import Target
+from tilestream.run.timer import Timer
 
 TARGET = Target("cuda", torch.device("cpu"), get("h200"))
 OPTIONS = Options(cache=False)
@@ -193,3 +194,13 @@ def test_a_region_may_run_unless_nothing_is_timed_or_its_plan_is_inductors(
 
 def width(program: Pipeline) -> int:
     return program.tensors[0].features
+
+
+def test_what_was_proposed_ahead_is_not_proposed_again(regions: list[Region], monkeypatch: pytest.MonkeyPatch) -> None:
+    """To run the passes of all candidates takes longer than all else that a plan needs."""
+    options, asked, recipes = OPTIONS.with_(queue_depth=6), [], planner.recipes
+    monkeypatch.setattr(planner, "recipes", lambda *given: asked.append(given) or recipes(*given))
+    monkeypatch.setattr(Timer, "__call__", lambda _, candidates: [c.predicted_us or 1.0 for c in candidates])
+    monkeypatch.setattr(ahead, "build_ahead", lambda *_: None)
+    ahead.begin(regions[:1], options, TARGET)
+    assert prepare.plan(regions[0], options, TARGET).chosen.measured_us is not None and len(asked) == 1

@@ -79,7 +79,8 @@ def plan(region: Region, options: Options, target: Target) -> Plan:
 
 def question(region: Region, options: Options, target: Target) -> Question:
     """Which kernel runs a region; the fallback is no alternative to the reference machine."""
-    options = options.with_(target=target.kind)
+    if target.kind == "reference":  # else as they are: what was proposed for them is known
+        options = options.with_(target="reference")
     return planner.question(region.program, region.rows, target.hardware, options, turned(region, options))
 
 
