@@ -10,21 +10,22 @@ from tilestream.ir.axes import ROWS
 from tilestream.ir.columns import first_column, is_part
 from tilestream.ir.dtypes import TORCH_DTYPES
 from tilestream.ir.pipeline import Pipeline, Role, TileOp
-from tilestream.ir.plain import by_rows
 from tilestream.ir.taps import Tap
 from tilestream.reference.ops import FLOAT64, WORKING, evaluate, pixels
 
 
 def run_whole(pipeline: Pipeline, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Every output of ``pipeline``, ``[rows, features]``, on the device of its tensors.
+    """Every output of ``pipeline`` on the device of its tensors: ``[rows, features]``, and sums over all rows.
 
-    The same rounding as ``reference.run``, without stages, tiles or queues: ops in the order of their operands.
+    The same rounding as ``reference.run``, without stages, tiles or queues: ops in the order of their operands. Of
+    general axes those of weight gradients and backward chains (``plan.gradients``, ``plan.backward_chains``).
 
     Args:
-        tensors: every input, ``[rows, features]``, and every parameter, of its declared shape and dtype.
+        tensors: every input, ``[rows, features]``, and every parameter, of its declared shape and dtype; or all of them
+            in float64, and nothing is rounded.
     """
-    if not by_rows(pipeline):
-        return _sums(pipeline, tensors)
+    exact = all(t.dtype == torch.float64 for t in tensors.values())
+    arithmetic = FLOAT64 if exact else WORKING
     tiles = pipeline.tiles()
     values: dict[str, torch.Tensor] = {}
     outputs: dict[str, torch.Tensor] = {}
@@ -32,21 +33,32 @@ def run_whole(pipeline: Pipeline, tensors: Mapping[str, torch.Tensor]) -> dict[s
     while left:
         ready = [op for op in left if all(name in values for name in op.ins)]
         for op in ready:
-            if op.kind == "load":
-                value, tap = WORKING.widen(tensors[op.params[0]]), Tap.of(op)
-                value = value[tensors[op.index].long()] if op.index else value
-                if tap is not None:
-                    value = pixels(value, tap, torch.arange(len(value) * tap.pixels, device=value.device))
-            elif op.out is None:
-                _store(op, WORKING.stored(values[op.ins[0]], pipeline.tensor(op.params[0]).dtype), pipeline, outputs)
-                continue
+            if op.out is None:
+                _store(op, arithmetic.stored(values[op.ins[0]], pipeline.tensor(op.params[0]).dtype), pipeline, outputs)
+            elif op.kind == "load":
+                values[op.out.name] = _load(op, tensors)
+            elif op.kind == "product":
+                dtype = torch.float64 if exact else TORCH_DTYPES[tiles[op.ins[0]].dtype]
+                first = values[op.ins[0]].to(dtype)
+                if ROWS in op.out.axes:
+                    values[op.out.name] = first @ tensors[op.params[0]]
+                else:
+                    values[op.out.name] = first.t() @ values[op.ins[1]].to(dtype)
+            elif op.kind == "sum" and ROWS not in op.out.axes:
+                values[op.out.name] = values[op.ins[0]].sum(0, dtype=arithmetic.dtype)
             else:
-                params = [WORKING.widen(tensors[name]) for name in op.params]
-                value = evaluate(op, [values[n] for n in op.ins], [tiles[n] for n in op.ins], params, WORKING)
-            assert op.out is not None
-            values[op.out.name] = value
+                ins = [arithmetic.widen(values[name]) for name in op.ins]
+                params = [arithmetic.widen(tensors[name]) for name in op.params]
+                values[op.out.name] = evaluate(op, ins, [tiles[name] for name in op.ins], params, arithmetic)
         left = [op for op in left if op not in ready]
     return {t.name: outputs[t.name] for t in pipeline.by_role(Role.OUTPUT)}
+
+
+def _load(op: TileOp, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    value, tap = tensors[op.params[0]], Tap.of(op)
+    if tap is not None:
+        return pixels(value, tap, torch.arange(len(value) * tap.pixels, device=value.device))
+    return value[tensors[op.index].long()] if op.index else value
 
 
 def _store(op: TileOp, value: torch.Tensor, pipeline: Pipeline, outputs: dict[str, torch.Tensor]) -> None:
@@ -57,31 +69,3 @@ def _store(op: TileOp, value: torch.Tensor, pipeline: Pipeline, outputs: dict[st
         return
     whole = outputs.setdefault(name, value.new_empty(value.shape[0], pipeline.tensor(name).features))
     whole[:, first_column(op) : first_column(op) + value.shape[1]] = value
-
-
-def _sums(pipeline: Pipeline, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Stationary sums (``plan.gradients``) and backward chains (``plan.backward_chains``): products and sums over all
-    rows, accumulated in fp32, and what is made row by row beside them. Operands in float64 are not rounded."""
-    tiles = pipeline.tiles()
-    exact = all(t.dtype == torch.float64 for t in tensors.values())
-    arithmetic = FLOAT64 if exact else WORKING
-    values: dict[str, torch.Tensor] = {}
-    outputs: dict[str, torch.Tensor] = {}
-    for op in (op for stage in pipeline.stages for op in stage.ops):
-        if op.out is None:
-            dtype = pipeline.tensor(op.params[0]).dtype
-            outputs[op.params[0]] = arithmetic.stored(values[op.ins[0]], dtype)
-        elif op.kind == "load":
-            values[op.out.name] = tensors[op.params[0]]
-        elif op.kind == "product":
-            dtype = torch.float64 if exact else TORCH_DTYPES[tiles[op.ins[0]].dtype]
-            left = values[op.ins[0]].to(dtype)
-            over_rows = ROWS not in op.out.axes
-            right = values[op.ins[1]].to(dtype) if over_rows else tensors[op.params[0]]
-            values[op.out.name] = left.t() @ right if over_rows else left @ right
-        elif op.kind == "sum":
-            values[op.out.name] = values[op.ins[0]].sum(0, dtype=arithmetic.dtype)
-        else:
-            wide = [arithmetic.widen(values[name]) for name in op.ins]
-            values[op.out.name] = evaluate(op, wide, [tiles[name] for name in op.ins], [], arithmetic)
-    return outputs

@@ -7,7 +7,6 @@ from math import ceil
 
 from tilestream.devices import Device
 from tilestream.ir.pipeline import Queue
-from tilestream.ir.ways import levels
 from tilestream.simulator.library.stages import start_s
 from tilestream.simulator.tables import spilled
 from tilestream.simulator.workload import Engine, SimLaunch, SimQueue, SimStage
@@ -15,6 +14,7 @@ from tilestream.studies.kitsune.compiler.operators import OperatorGraph
 from tilestream.studies.kitsune.compiler.schedule import tile_of
 from tilestream.studies.kitsune.compiler.staged import Staged
 from tilestream.studies.kitsune.compiler.tiling import passed, works
+from tilestream.studies.kitsune.compiler.ways import levels
 
 TENSOR_REGISTERS = 32_768
 SIMT_REGISTERS = 16_384

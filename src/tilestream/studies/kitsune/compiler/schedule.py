@@ -11,10 +11,10 @@ from tilestream.ir.axes import Level, Loop, Spread
 from tilestream.ir.derive import sums
 from tilestream.ir.pipeline import Pipeline, Queue
 from tilestream.ir.rings import at_once, blocks, in_flight, keyed, least_depth
-from tilestream.ir.ways import beside, heaviest
 from tilestream.studies.kitsune.compiler.split_reductions import SUM_COLUMNS
 from tilestream.studies.kitsune.compiler.staged import STREAM, Staged
 from tilestream.studies.kitsune.compiler.tiling import Tile
+from tilestream.studies.kitsune.compiler.ways import beside, heaviest
 
 
 def scheduled(p: Staged, tile: Tile, ctas: Mapping[str, int], limit: str = "") -> Staged:
