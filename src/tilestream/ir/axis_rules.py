@@ -162,7 +162,6 @@ def peers_exist(p: Pipeline) -> None:
                     f" {level.value!r}",
                     "use fewer",
                 )
-        tile = {loop.axis: loop.tile for loop in stage.loops}
         for d in stage.mesh:
             if d.size < 1:
                 raise VerifyError(
@@ -175,13 +174,13 @@ def peers_exist(p: Pipeline) -> None:
                     "name an axis that an op has",
                 )
         for axis in dict.fromkeys(a for d in stage.mesh for a in d.axes):
-            known, workers = size.get(axis), prod(d.size for d in stage.mesh if axis in d.axes)
-            blocks = ceil(known / tile.get(axis, 1)) if known is not None else workers
+            known, workers, tile = size.get(axis), stage.parts(axis), stage.blocks.get(axis, 1)
+            blocks = ceil(known / tile) if known is not None else workers
             # A sum of one column has one owner; what the others do is divided by the first axis of their direction.
             one = known == 1 and all(d.axes[0] != axis for d in stage.mesh if axis in d.axes and d.size > 1)
             if blocks < workers and not one:
                 raise VerifyError(
-                    f"stage {stage.name!r}: {axis} {known} / {tile.get(axis, 1)} = {blocks} blocks < {workers} workers"
+                    f"stage {stage.name!r}: {axis} {known} / {tile} = {blocks} blocks < {workers} workers"
                     f" that divide it: {workers - blocks} would have none",
                     "use fewer workers, or a smaller tile",
                 )
@@ -197,11 +196,10 @@ def rings_hold_what_is_in_flight(p: Pipeline) -> None:
         _check_steps(p, q)
         for axis, block in keyed(p, q).items():
             for stage in (stages[n] for n in (q.producer, *q.consumers)):
-                tile = {loop.axis: loop.tile for loop in stage.loops}
-                if axis in tile and tile[axis] != block:
+                if stage.blocks.get(axis, block) != block:
                     raise VerifyError(
                         f"queue of {q.tile!r}: stage {q.producer!r} makes {block} of {axis!r} a tile, stage"
-                        f" {stage.name!r} takes {tile[axis]}",
+                        f" {stage.name!r} takes {stage.blocks[axis]}",
                         "loop in equal tiles",
                     )
             for consumer in q.consumers:

@@ -87,7 +87,6 @@ class _Counts:
 
     def __init__(self, stage: Stage, size: Mapping[str, int]) -> None:
         self.stage, self.size = stage, size
-        self.tile = {loop.axis: loop.tile for loop in stage.loops}
         self.makers = {op.out.name: op for op in stage.ops if op.out is not None}
 
     def loaded(self, op: TileOp, view: View, resident: bool = False) -> int:
@@ -101,9 +100,8 @@ class _Counts:
         over = [d for d in self.stage.mesh if divided(op, d) == axis]
         ctas = prod(d.size for d in over if d.level is Level.GRID)
         inside = prod(d.size for d in over if d.level is not Level.GRID)
-        block = self.tile.get(axis) or ceil(self.size[axis] / prod(d.size for d in self.stage.mesh if axis in d.axes))
-        steps = ceil(self.size[axis] / (block * inside))
-        return min(steps, ctas) if resident or axis not in self.tile else steps
+        steps = ceil(self.size[axis] / (self.stage.block(axis, self.size) * inside))
+        return min(steps, ctas) if resident or axis not in self.stage.blocks else steps
 
     def _alike(self, op: TileOp) -> int:
         """CTAs that all do the same."""
@@ -133,7 +131,9 @@ class _Counts:
             if maker is None or maker.out is None:
                 continue
             whole = prod(self.size[a.name] for a in maker.out.axes)
-            rounds = prod(self._rounds(a) for a in mentions(op) - set(view.axes) if a in self.tile)
+            rounds = prod(
+                self.stage.rounds(a, self.size) for a in mentions(op) - set(view.axes) if a in self.stage.blocks
+            )
             for d in self.stage.mesh:
                 how = exchange(op, view, maker, d, self.stage)
                 if not how:
@@ -149,9 +149,6 @@ class _Counts:
                 peers = {"all-reduce": d.size * (d.size - 1), "all-to-all": (d.size - 1) / d.size}
                 moved[d.level.memory] += round(whole * each * peers.get(how, d.size - 1) * alike * rounds)
         return moved
-
-    def _rounds(self, axis: str) -> int:
-        return ceil(self.size[axis] / (self.tile[axis] * prod(d.size for d in self.stage.mesh if axis in d.axes)))
 
 
 def _through(p: Pipeline, q: Queue, size: Mapping[str, int]) -> int:

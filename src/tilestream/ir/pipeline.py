@@ -10,10 +10,11 @@ resident together. The number of rows is not part of it: one pipeline, and the k
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
-from math import prod
+from math import ceil, prod
 from typing import Any
 
 from tilestream.errors import IRError
@@ -265,6 +266,23 @@ class Stage:
     def workers(self, level: Level) -> int:
         """Workers at ``level``, of all directions together."""
         return prod(d.size for d in self.mesh if d.level is level)
+
+    @cached_property
+    def blocks(self) -> dict[str, int]:
+        """Positions of each looped axis that a worker takes a step."""
+        return {loop.axis: loop.tile for loop in self.loops}
+
+    def parts(self, axis: str) -> int:
+        """Workers that an axis is dealt to."""
+        return prod(d.size for d in self.mesh if axis in d.axes)
+
+    def block(self, axis: str, size: Mapping[str, int]) -> int:
+        """Positions of an axis that a worker takes at once: of a looped one the loop's tile, else an equal part."""
+        return self.blocks.get(axis) or max(1, ceil(size[axis] / self.parts(axis)))
+
+    def rounds(self, axis: str, size: Mapping[str, int]) -> int:
+        """Rounds in which all workers together go along an axis, ``size`` being that of every axis."""
+        return ceil(size[axis] / (self.block(axis, size) * self.parts(axis)))
 
     @cached_property
     def replicas(self) -> int:

@@ -28,13 +28,10 @@ def tiles_of(p: Pipeline, q: Queue, size: Mapping[str, int]) -> int:
 def at_once(stage: Stage, axes: Mapping[str, int], size: Mapping[str, int]) -> list[int] | None:
     """Blocks along each of ``axes`` that the workers of a stage make or take in a step: all of an axis that they do not
     loop over; None where how many that is is not known."""
-    looped = {loop.axis for loop in stage.loops}
+    looped = stage.blocks
     if any(axis not in looped and axis not in size for axis in axes):
         return None
-    return [
-        prod(d.size for d in stage.mesh if axis in d.axes) if axis in looped else ceil(size[axis] / block)
-        for axis, block in axes.items()
-    ]
+    return [stage.parts(axis) if axis in looped else ceil(size[axis] / block) for axis, block in axes.items()]
 
 
 def in_flight(parts: Sequence[Sequence[int]], inner: Sequence[int]) -> list[int]:

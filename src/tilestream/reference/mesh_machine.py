@@ -110,7 +110,7 @@ class _Machine:
         """The program of a stage: a step is what it pushes or takes."""
         for item in body:
             if isinstance(item, Nest):
-                for step in range(s.workers.steps(item.axis)):
+                for step in range(s.stage.rounds(item.axis, self.size)):
                     yield from self._walk(item.body, {**now, item.axis: step}, s)
             elif item.kind in ("push", "take"):
                 ring = self.rings[int(item.attr("ring") or 0)]
@@ -365,7 +365,7 @@ class _Ring(Ring):
     def __init__(self, queue: Queue, producer: Stage, size: Mapping[str, int]) -> None:
         super().__init__(queue)
         self.tile = producer.defined()[queue.tile]
-        self.block = {loop.axis: loop.tile for loop in producer.loops}
+        self.block = producer.blocks
         self.keyed = [a.name for a in self.tile.axes if a.name in self.block]
         self.size = size
         self.memories: dict[Coordinates, _Held] = {}
@@ -377,7 +377,7 @@ class _Ring(Ring):
         """The tiles of a step of these workers: all of them, of an axis that they do not loop over."""
         spans = []
         for a in self.keyed:
-            last, many = ceil(self.size[a] / self.block[a]), w.parts(a)
+            last, many = ceil(self.size[a] / self.block[a]), w.stage.parts(a)
             spans.append(range(now[a] * many, min((now[a] + 1) * many, last)) if a in now else range(last))
         return list(product(*spans))
 

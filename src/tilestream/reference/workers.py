@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import product
-from math import ceil, prod
 
 import torch
 from torch import Tensor
@@ -34,24 +33,11 @@ class Workers:
     def all(self) -> list[Coordinates]:
         return list(product(*(range(d.size) for d in self.stage.mesh)))
 
-    def parts(self, axis: str) -> int:
-        """Workers that an axis is dealt to."""
-        return prod(d.size for d in self.stage.mesh if axis in d.axes)
-
-    def block(self, axis: str) -> int:
-        """Positions of the axis that a worker takes at once."""
-        looped = {loop.axis: loop.tile for loop in self.stage.loops}
-        return looped.get(axis) or max(1, ceil(self.size[axis] / self.parts(axis)))
-
-    def steps(self, axis: str) -> int:
-        """Rounds of the loop over ``axis``."""
-        return ceil(self.size[axis] / (self.block(axis) * self.parts(axis)))
-
     def step(self, axis: str, now: Steps) -> Tensor:
         """Positions of this round, of all workers together."""
         if axis not in now:
             return torch.arange(self.size[axis])
-        many = self.block(axis) * self.parts(axis)
+        many = self.stage.block(axis, self.size) * self.stage.parts(axis)
         return torch.arange(now[axis] * many, min((now[axis] + 1) * many, self.size[axis]))
 
     def share(self, positions: Tensor, axis: str, op: TileOp, me: Coordinates) -> Tensor:
@@ -59,7 +45,7 @@ class Workers:
         dividing = self.dividing(axis, op)
         if not dividing:
             return positions
-        digit, mine = positions // self.block(axis), torch.ones_like(positions, dtype=torch.bool)
+        digit, mine = positions // self.stage.block(axis, self.size), torch.ones_like(positions, dtype=torch.bool)
         for i, d in reversed(list(enumerate(self.stage.mesh))):
             if axis in d.axes:
                 if i in dividing:

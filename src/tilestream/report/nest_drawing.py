@@ -59,7 +59,7 @@ def rows(stage: Stage) -> list[Row]:
     made = [
         Row("mesh", 0, f"{d.size} {WORKERS[d.level]} divide {', then '.join(d.axes) or 'columns'}") for d in stage.mesh
     ]
-    tiles = {loop.axis: loop.tile for loop in stage.loops}
+    tiles = stage.blocks
     moved: dict[int, list[Exchange]] = {}
     for each in exchanges(stage):
         moved.setdefault(id(each.op), []).append(each)

@@ -123,10 +123,7 @@ def _operand_dtype(p: Pipeline, product: TileOp) -> str:
 
 def _steps(stage: Stage, size: Mapping[str, int]) -> int:
     """Rounds of the outermost loop."""
-    if not stage.loops:
-        return 1
-    loop = stage.loops[0]
-    return ceil(size[loop.axis] / (loop.tile * prod(d.size for d in stage.mesh if loop.axis in d.axes)))
+    return stage.rounds(stage.loops[0].axis, size) if stage.loops else 1
 
 
 def _blocks(stage: Stage, size: Mapping[str, int]) -> int:

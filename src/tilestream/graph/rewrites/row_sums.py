@@ -14,6 +14,7 @@ from tilestream.graph.nodes import MATMULS, aten, is_view, packet, value
 from tilestream.graph.operators import ELEMENTWISE
 from tilestream.graph.rewrites.settings import APART, Settings
 from tilestream.graph.sizes import same_size
+from tilestream.ir.ways import reached
 
 _MOST = 16
 """Operators that a sum gets at most: from there on it reads what the region leaves."""
@@ -50,13 +51,7 @@ def _sums_rows(node: fx.Node) -> bool:
 
 def _chain(last: fx.Node) -> list[fx.Node]:
     """Wide arithmetic that ends in ``last``, in the order of the graph."""
-    found: set[fx.Node] = set()
-    queue = [last]
-    while queue:
-        node = queue.pop()
-        if node not in found and _wide(node):
-            found.add(node)
-            queue += node.all_input_nodes
+    found = reached(filter(_wide, [last]), lambda n: filter(_wide, n.all_input_nodes))
     return [n for n in last.graph.nodes if n in found]
 
 

@@ -231,7 +231,7 @@ def loop_tiles(block: Block) -> dict[str, int]:
 
 def _loops(stage: Stage, block: Block) -> None:
     wanted = loop_tiles(block)
-    if {loop.axis: loop.tile for loop in stage.loops} != wanted:
+    if stage.blocks != wanted:
         tiles = " and ".join(f"{axis!r} by {tile}" for axis, tile in wanted.items())
         raise VerifyError(f"stage {stage.name!r}: a tiled block loops over {tiles}", "use plan.passes.tile_block")
 
