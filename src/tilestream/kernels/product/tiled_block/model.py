@@ -7,7 +7,7 @@ one order that all CTAs know (``walk``). The kernel, the cost model and the plan
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import ceil, gcd
 
@@ -15,7 +15,8 @@ from tilestream.errors import IRError, VerifyError
 from tilestream.ir.axes import Level
 from tilestream.ir.pipeline import DTYPE_BYTES, Pipeline, Stage
 from tilestream.kernels.parts.source import Space
-from tilestream.kernels.product.block import Block, Last, check_alignment
+from tilestream.kernels.product.block import Block, check_alignment
+from tilestream.kernels.product.epilogue import epilogues, vector_words
 from tilestream.kernels.product.finder import find_block
 from tilestream.kernels.product.written import written_out
 from tilestream.kernels.stream.layout import SHARED_LIMIT
@@ -271,26 +272,11 @@ def find_layers(stage: Stage, pipeline: Pipeline) -> Block:
             f"stage {stage.name!r} has one layer, and a warp that makes rows in front of it is slower than products",
             "leave what is in front outside",
         )
-    if len({_epilogue(last, found, pipeline) for last in found.lasts}) > 1:
+    made = [replace(e, first=0) for e in epilogues(found)[-len(found.lasts) :]]
+    read = [vector_words(e, pipeline, "", "c") for e in made]
+    if len({(e.body(words.values), *words.loads) for e, words in zip(made, read, strict=True)}) > 1:
         raise VerifyError(
             f"stage {stage.name!r}: what is done to its {len(found.lasts)} results differs: tiles have one epilogue",
             "share a tile, or make them one by one",
         )
     return found
-
-
-def _epilogue(last: Last, block: Block, pipeline: Pipeline) -> tuple[object, ...]:
-    """What is done to a sum, by the places of tiles and vectors and not by their names: equal for equal epilogues."""
-    places = {last.total: 0}
-    vectors = block.vectors(last.after)
-    made: list[object] = []
-    for op in last.after:
-        read = tuple(
-            (vectors.index(v), pipeline.tensor(v.of).dtype, tuple((len(at.axes), at.offset) for at in v.at or ()))
-            for v in op.views[len(op.tiles) :]
-            if v in vectors
-        )
-        made.append((op.kind, op.attrs, tuple(places[name] for name in op.ins), read))
-        if op.out is not None:
-            places[op.out.name] = len(places)
-    return (*made, places[last.result], pipeline.tensor(last.output).dtype)
