@@ -29,6 +29,15 @@ def linear(ins: int, outs: int, bias: bool = True) -> nn.Linear:
     return nn.Linear(ins, outs, bias)
 
 
+def two_regions() -> nn.Module:
+    """Two linear layers with a sum over rows between them, which no region has."""
+
+    def forward(m: nn.Module, x: Tensor) -> Tensor:
+        return m.layers[1](m.layers[0](x).relu().cumsum(0) / 37).relu()
+
+    return Fn(forward, linear(9, 13), linear(13, 7)).bfloat16()
+
+
 class Recurrent(nn.Module):
     """An LSTM, which Dynamo does not trace, and a layer on its last result: ``[batch, steps, 9]`` to ``[batch, 5]``."""
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from modules import Fn, linear
+from modules import Fn, linear, two_regions
 from on_reference import check, compiled
 from places import SOURCES
 from streamed import eagerly
@@ -37,13 +37,6 @@ from tilestream.run.target import Target
 from tilestream.run.timer import Timer
 
 pytestmark = pytest.mark.usefixtures("fresh")
-
-
-def two_regions() -> nn.Module:
-    def forward(m: nn.Module, x: Tensor) -> Tensor:
-        return m.layers[1](m.layers[0](x).relu().cumsum(0) / 37).relu()
-
-    return Fn(forward, linear(9, 13), linear(13, 7)).bfloat16()
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
