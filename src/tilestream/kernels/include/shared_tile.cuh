@@ -1,6 +1,6 @@
 // A feed-forward block on few rows, over the whole grid. CTA (r, g, s) multiplies row tile r with its columns of the
 // first layer, hands them to its group g, and multiplies the group's part of the middle with its columns s of the second;
-// what the groups have is added by the kernel's tail. K has the shape, Params the operands (shared_tile.cu.j2).
+// what the groups have is added by the kernel's tail. K has the shape, Params the operands (product.cu.j2).
 //
 // One layer (K::FIRSTS == 0) is the second half of it: group g sums over its part of the input's columns, and a CTA has columns
 // of each of several results, side by side.
