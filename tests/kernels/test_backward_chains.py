@@ -19,9 +19,8 @@ from tilestream.errors import QueueTimeout, VerifyError
 from tilestream.ir.pipeline import Pipeline
 from tilestream.kernels.families import why_no_kernel
 from tilestream.kernels.fits import verify_on
-from tilestream.kernels.gradients.backward import build, is_backward
-from tilestream.kernels.gradients.backward.cost import cost
-from tilestream.kernels.gradients.stationary import is_stationary
+from tilestream.kernels.gradients import builds, is_chain
+from tilestream.kernels.gradients.chain_cost import cost
 from tilestream.reference.whole import run_whole
 
 on_host = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
@@ -49,6 +48,7 @@ def test_two_layers_over_two_ctas(rows: int, folder: Path) -> None:
         chain(64, 64, 64, 64, 8, slope="gelu", dx=False, weight="f32"),
         chain(32, 64, 8, ctas=1, bias=True, slope="", weight="f32"),
         chain(16, 64, dx=True),
+        chain(16, 64, dx=False, bias=True),
         chain(63, 64, 3, dx=False, bias=True, dtype="bf16", weight="f32"),
         chain(24, 40, 64, 64, 8, slope="made", bias=True),
     ],
@@ -57,6 +57,7 @@ def test_two_layers_over_two_ctas(rows: int, folder: Path) -> None:
         "GELU, no dX",
         "no activation, one CTA",
         "one layer",
+        "one layer, no dX",
         "odd rows",
         "GELU made again",
     ],
@@ -91,61 +92,38 @@ def test_it_means_what_the_reference_machine_computes(folder: Path) -> None:
 def test_waits_are_bounded_and_say_for_whom(folder: Path) -> None:
     p = chain(24, 40, 16)
     lost = Mutation(
-        "backward.cuh",
-        "if (lane_in_warp() == 0) flag_release(mine, launch);",
-        "if (cta != 1) flag_release(mine, launch);",
+        "gradients.cuh",
+        "if (warp == 0 && lane_in_warp() == 0) flag_release(mine, launch);",
+        "if (warp == 0 && cta != 1) flag_release(mine, launch);",
     )
     with pytest.raises(QueueTimeout, match="CTA [01] .* partial sums of CTA 1, one of 2 that share out the rows"):
         run(p, data(p, 100), folder, mutations=(lost,), flag_limit_s=1.0)
 
 
 MUTANTS = {
-    "a slot is filled while it is in use": ("      ring.wait_empty();\n", ""),
-    "partial sums are announced before both warpgroups have left theirs": (
-        "  named_sync(LEFT, MEMBERS);\n  if (lane_in_warp() == 0) flag_release(mine, launch);",
-        "  if (lane_in_warp() == 0) flag_release(mine, launch);\n  named_sync(LEFT, MEMBERS);",
+    "a gradient is multiplied before all lanes have written it": (
+        "      fence_async_shared();\n      named_sync(GROUP_BARRIER + g, 128);\n      dy0 =",
+        "      dy0 =",
     ),
-    "partial sums are announced without a release": ("flag_release(mine, launch)", "flag_relaxed(mine, launch)"),
-    "partial sums are added before they have come": ("flag_wait(sync, peer, launch, cta, peer, 0);", ";"),
+    "dX is overwritten while it is copied out": ("      if (group_leader()) store_wait_read<0>();\n", ""),
+    "an input is summed before all lanes have made it": (
+        "fence_async_shared();\n      named_sync(GROUP_BARRIER + g, 128);\n      mma_fence();\n      add_rows<T, 1>(s1",
+        "mma_fence();\n      add_rows<T, 1>(s1",
+    ),
+    "sums are left before the other warpgroup has given its own": (
+        "    named_sync(BOTH_GROUPS, 256);\n    if (g == 0) {\n      add_given",
+        "    if (g == 0) {\n      add_given",
+    ),
 }
 
 
 @on_host
 @pytest.mark.parametrize("name", MUTANTS)
 def test_mutants_are_caught(name: str, folder: Path) -> None:
-    """Each step of the protocol is there for a reason: without it a value is wrong, or ThreadSanitizer sees why."""
-    p = chain(24, 40, 16)
-    with pytest.raises((HostTrap, HostRace, AssertionError)):
-        check(p, 64 * 40, folder, mutations=(Mutation("backward.cuh", *MUTANTS[name]),), sanitize=True)
-
-
-KERNEL_MUTANTS = {
-    "sums are added before this CTA knows of the others'": (
-        "  named_sync(MET, MEMBERS);     // and so have all others, of all CTAs\n",
-        "",
-    ),
-    "a gradient is multiplied before all lanes have written it": (
-        "    fence_async_shared();\n    named_sync(GROUP_BARRIER + g, 128);\n    const u32 x1_0",
-        "    const u32 x1_0",
-    ),
-    "dX is overwritten while it is copied out": ("    if (group_leader()) store_wait_read<0>();\n", ""),
-    "an input is summed before all lanes have made it": (
-        "    fence_async_shared();\n    named_sync(GROUP_BARRIER + g, 128);\n    mma_fence();\n    add_tile<T>(s1",
-        "    mma_fence();\n    add_tile<T>(s1",
-    ),
-    "sums are left before the other warpgroup has given its own": (
-        "  named_sync(BOTH_GROUPS, 256);\n  if (g == 0) {\n    leave",
-        "  if (g == 0) {\n    leave",
-    ),
-}
-
-
-@on_host
-@pytest.mark.parametrize("name", KERNEL_MUTANTS)
-def test_mutants_of_the_kernel_are_caught(name: str, folder: Path) -> None:
+    """Each step of the chain is there for a reason; what all kernels of gradients do is ``test_stationary``'s."""
     p = chain(24, 40, 16, slope="made", dx=False) if "input" in name else chain(24, 40, 16)
     with pytest.raises((HostTrap, HostRace, AssertionError)):
-        check(p, 64 * 40, folder, mutations=(Mutation("kernel", *KERNEL_MUTANTS[name]),), sanitize=True)
+        check(p, 64 * 40, folder, mutations=(Mutation("kernel", *MUTANTS[name]),), sanitize=True)
 
 
 @on_host
@@ -159,10 +137,10 @@ def test_no_races(folder: Path) -> None:
 def test_row_ops_and_sums_in_one_stage_are_a_backward_chain() -> None:
     p = chain(*widths(4), ctas=132)
     verify_on(p, get("h200"))
-    assert is_backward(p) and not is_stationary(p) and why_no_kernel(p) == ""
-    s = build(p)
-    assert (s.ctas, s.slots, [h.blocks for h in s.held]) == (132, 7, [2, 8, 8, 8, 8])
-    assert s.shared_bytes <= 232448 and s.registers == 4 * 34 + 88
+    assert is_chain(p) and why_no_kernel(p) == ""
+    (s,) = builds(p)
+    assert (s.ctas, s.slots, [h.blocks for h in s.layout.held]) == (132, 7, [2, 8, 8, 8, 8])
+    assert s.shared_bytes <= 232448 and s.layout.registers == 4 * 34 + 88
 
 
 @pytest.mark.parametrize(
@@ -176,7 +154,7 @@ def test_row_ops_and_sums_in_one_stage_are_a_backward_chain() -> None:
 )
 def test_what_does_not_fit_is_told_the_numbers(p: Pipeline, why: str) -> None:
     with pytest.raises(VerifyError, match=why):
-        build(p)
+        builds(p)
     assert why_no_kernel(p)
 
 
@@ -185,9 +163,9 @@ def test_what_else_a_stage_does_is_refused() -> None:
     (stage,) = p.stages
     ops = tuple(replace(op, kind="log", tiles=op.tiles[:1]) if op.kind == "relu_backward" else op for op in stage.ops)
     with pytest.raises(VerifyError, match="goes to log"):
-        build(p.with_stages((replace(stage, ops=ops),)))
+        builds(p.with_stages((replace(stage, ops=ops),)))
     with pytest.raises(VerifyError, match="two warpgroups"):
-        build(p.with_stages((replace(stage, mesh=stage.mesh[:1]),)))
+        builds(p.with_stages((replace(stage, mesh=stage.mesh[:1]),)))
 
 
 def test_the_prediction_counts_every_byte_once() -> None:

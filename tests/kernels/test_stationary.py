@@ -23,9 +23,9 @@ from tilestream.ir.plain import plain
 from tilestream.ir.verify import verify
 from tilestream.kernels.families import why_no_kernel
 from tilestream.kernels.fits import verify_on
-from tilestream.kernels.gradients.stationary import builds, is_stationary
-from tilestream.kernels.gradients.stationary.cost import cost
-from tilestream.kernels.gradients.stationary.emit import emit
+from tilestream.kernels.gradients import builds, is_chain, is_gradients
+from tilestream.kernels.gradients.emit import emit
+from tilestream.kernels.gradients.sums_cost import cost
 from tilestream.kernels.shape import KernelShape, kernel_shape
 from tilestream.plan.gradients import Gradient, weight_gradients
 
@@ -35,6 +35,10 @@ needs_disassembler = pytest.mark.skipif(
 )
 ROUNDING = {"bf16": 2**-9, "f16": 2**-12, "f32": 2**-20}
 """Of a result that is rounded once, relative to the norm; fp32: what adding up in another order makes of it."""
+
+
+MANY = Layer(64, 256, splits=23)
+"""Partial sums of more CTAs than a thread adds, and more of them than a CTA adds at once."""
 
 
 def run(p: Pipeline, inputs: dict[str, torch.Tensor], folder: Path, **options) -> dict[str, torch.Tensor]:
@@ -72,6 +76,7 @@ def test_two_blocks_over_three_splits(rows: int, folder: Path) -> None:
         Layer(128, 264, (1, 2), 2, "o", dtype="f16", weight="f16", bias_dtype="f16"),
         Layer(48, 328, (1, 1), 2, "k", weight="f32", bias_dtype="bf16"),
         Layer(200, 136, (4, 2), 1, "k"),
+        MANY,
     ],
     ids=str,
 )
@@ -91,7 +96,7 @@ def test_rows_that_bulk_copies_cannot_address(layer: Layer, folder: Path) -> Non
 def test_the_layers_of_an_mlp_in_one_launch(folder: Path) -> None:
     layers = (Layer(72, 40, splits=2, groups="o"), Layer(72, 72, splits=2, groups="o"), Layer(3, 72, splits=1))
     p = gradients(*layers)
-    assert len({s.chunks for s in builds(p)}) == 2  # two kinds of code in one kernel
+    assert len({s.layout.held[0].blocks for s in builds(p)}) == 2  # two kinds of code in one kernel
     check(p, 200, folder)
 
 
@@ -131,7 +136,9 @@ def test_not_a_number_stays_where_it_is(folder: Path) -> None:
 def test_waits_are_bounded_and_say_for_whom(folder: Path) -> None:
     p = gradients(Layer(40, 24, splits=2))
     lost = Mutation(
-        "stationary.cuh", "if (group_leader()) flag_release(mine, launch);", "if (cta != 1) flag_release(mine, launch);"
+        "gradients.cuh",
+        "if (warp == 0 && lane_in_warp() == 0) flag_release(mine, launch);",
+        "if (warp == 0 && cta != 1) flag_release(mine, launch);",
     )
     with pytest.raises(
         QueueTimeout, match="CTA [01] .* partial sums of CTA 1, one of 2 that share out the rows: expected launch 1"
@@ -140,17 +147,27 @@ def test_waits_are_bounded_and_say_for_whom(folder: Path) -> None:
 
 
 MUTANTS = {
-    "a slot is filled while it is in use": ("    ring.wait_empty();\n", ""),
-    "a slot is freed before its products are done": ("mma_wait<1>();  // the products", "// the products"),
+    "a slot is filled while it is in use": ("gradients.cuh", "      ring.wait_empty();\n", ""),
+    "a slot is freed before its products are done": ("kernel", "mma_wait<1>();  // the products", "// the products"),
     "partial sums are announced before both warpgroups have left theirs": (
-        "  named_sync(BOTH_GROUPS, 256);\n  if (g == 0) {",
-        "  if (g == 0) {",
+        "gradients.cuh",
+        "  named_sync(LEFT, MEMBERS);\n  if (warp == 0 && lane_in_warp() == 0) flag_release(mine, launch);",
+        "  if (warp == 0 && lane_in_warp() == 0) flag_release(mine, launch);\n  named_sync(LEFT, MEMBERS);",
     ),
-    "partial sums are announced without a release": ("flag_release(mine, launch)", "flag_relaxed(mine, launch)"),
-    "partial sums are added before they have come": ("flag_wait(sync, peer, launch, cta, peer, 0);", ""),
-    "one warpgroup waits for partial sums and the other does not": (
-        "  named_sync(BOTH_GROUPS, 256);\n  add_partials",
-        "  add_partials",
+    "partial sums are announced without a release": (
+        "gradients.cuh",
+        "flag_release(mine, launch)",
+        "flag_relaxed(mine, launch)",
+    ),
+    "partial sums are added before they have come": (
+        "gradients.cuh",
+        "flag_wait(sync, peer, launch, cta, peer, 0);",
+        ";",
+    ),
+    "sums are added before this CTA knows of the others'": (
+        "gradients.cuh",
+        "  named_sync(MET, MEMBERS);     // and so have all others, of all CTAs of the block\n",
+        "",
     ),
 }
 
@@ -161,9 +178,8 @@ def test_mutants_are_caught(name: str, folder: Path) -> None:
     """Each step of the protocol is there for a reason: without it a value is wrong, or ThreadSanitizer sees why."""
     p = gradients(Layer(72, 64, splits=2, groups="o"))
     inputs = data(p, 64 * 30)
-    broken = Mutation("stationary.cuh", *MUTANTS[name])
     with pytest.raises((HostTrap, HostRace, AssertionError)):
-        got, want = run(p, inputs, folder, mutations=(broken,), sanitize=True), exact(p, inputs)
+        got, want = run(p, inputs, folder, mutations=(Mutation(*MUTANTS[name]),), sanitize=True), exact(p, inputs)
         assert all((got[n].double() - want[n]).norm() <= 2**-8 * want[n].norm() for n in want)
 
 
@@ -178,10 +194,10 @@ def test_no_races(folder: Path) -> None:
 def test_a_gradient_divided_over_the_grid_is_a_stationary_sum() -> None:
     p = gradients(Layer(256, 256, (2, 1), 66, "o"))
     verify_on(p, get("h200"))
-    assert is_stationary(p) and why_no_kernel(p) == ""
+    assert is_gradients(p) and not is_chain(p) and why_no_kernel(p) == ""
     assert kernel_shape(plain(p).stages[0]) is KernelShape.STATIONARY_SUM
     (s,) = builds(p)
-    assert (s.ctas, s.block, s.slots, s.slot_bytes) == (132, (128, 256), 4, 48 * 1024)
+    assert (s.ctas, s.block, s.slots, s.layout.slot_bytes) == (132, (128, 256), 4, 48 * 1024)
     assert s.partial_bytes == 128 * 256 * 4 + 128 * 4 and s.shared_bytes <= 232448
 
 
@@ -191,7 +207,7 @@ def test_a_gradient_divided_over_the_grid_is_a_stationary_sum() -> None:
         (Layer(256, 256, (1, 1), 4, "o"), r"o0 256 over 1 CTAs x 2 warpgroups is 2 x 64 columns a warpgroup > 64"),
         (Layer(128, 600, (1, 2), 4, "o"), r"k0 600 over 2 CTAs x 1 warpgroups is 5 x 64 columns a warpgroup > 256"),
         (Layer(128, 320, (1, 4), 1, "o"), r"k0 320 is 5 chunks of 64; 4 CTAs of 2 leave one without any"),
-        (Layer(128, 64, dtype="f32"), r"multiplies f32 and f32; tensor cores take transposed operands of bf16 or f16"),
+        (Layer(128, 64, dtype="f32"), r"'layer0' reads X0 f32"),
     ],
     ids=str,
 )
@@ -280,7 +296,7 @@ def test_sms_are_dealt_out_by_what_layers_read() -> None:
     verify_on(p, h200)
     schedules = builds(p)
     assert sum(s.ctas for s in schedules) in (131, 132)  # what is left is less than the next layer's blocks
-    loads = [s.slot_bytes / s.splits for s in schedules]
+    loads = [s.layout.slot_bytes / s.splits for s in schedules]
     assert max(loads) <= 1.35 * min(loads)
 
 

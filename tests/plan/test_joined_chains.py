@@ -19,7 +19,8 @@ from tilestream.cuda.host.build import HostRun, run_on_host
 from tilestream.graph import kept
 from tilestream.ir.dtypes import TORCH_DTYPES
 from tilestream.ir.pipeline import Pipeline, Role
-from tilestream.kernels.gradients.backward import WideChain, build
+from tilestream.kernels.gradients import builds
+from tilestream.kernels.gradients.layouts import Kind
 from tilestream.run import inductor, oracle, prepare
 from tilestream.run.chain_calls import ChainCalls
 from tilestream.run.place import Calls
@@ -74,14 +75,14 @@ def inputs(*shape: int, wants_gradient: bool = True) -> Tensor:
 def test_a_chain_is_one_launch(joined: list[tuple[Pipeline, ...]]) -> None:
     check(mlp(2), inputs(ROWS, 64))
     ((chain,),) = joined
-    found = build(chain).chain
+    found = builds(chain)[0].chain
     assert [(x.out, x.k) for x in found.layers] == [(16, 64), (64, 64), (64, 64)] and found.result
 
 
 def test_biases_other_widths_no_dx_and_leading_dimensions(joined: list[tuple[Pipeline, ...]]) -> None:
     check(mlp(2, 32, bias=True), inputs(10, 20, 32, wants_gradient=False))
     ((chain,),) = joined
-    found = build(chain).chain
+    found = builds(chain)[0].chain
     assert not found.result and all(layer.bias_gradient for layer in found.layers)
 
 
@@ -91,13 +92,13 @@ def test_gradients_of_widths_that_bulk_copies_cannot_address(joined: list[tuple[
     module = nn.Sequential(nn.Linear(27, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 3)).half()
     check(module, inputs(ROWS, 27, wants_gradient=False))
     ((chain,),) = joined
-    assert build(chain).odd and build(chain).chain.layers[0].out == 3
+    assert builds(chain)[0].odd and builds(chain)[0].chain.layers[0].out == 3
 
 
 def test_a_long_chain_is_cut_where_the_registers_end(joined: list[tuple[Pipeline, ...]]) -> None:
     check(mlp(8), inputs(ROWS, 64))
     (parts,) = joined
-    first, second = (build(p).chain for p in parts)
+    first, second = (builds(p)[0].chain for p in parts)
     assert [len(first.layers), len(second.layers)] == [5, 4] and second.gradient == first.result == "between0"
 
 
@@ -119,8 +120,8 @@ def test_two_layers_wider_than_64_share_a_launch(joined: list[tuple[Pipeline, ..
     """Both warpgroups share the sums, of two layers and of a narrow one besides; four are cut evenly."""
     check(mlp(3, 72), inputs(100, 72))
     (parts,) = joined
-    made = [build(p) for p in parts]
-    assert all(isinstance(s, WideChain) for s in made) and [len(s.chain.layers) for s in made] == [2, 2]
+    made = [builds(p)[0] for p in parts]
+    assert all(s.layout.kind is Kind.WIDE for s in made) and [len(s.chain.layers) for s in made] == [2, 2]
 
 
 @pytest.mark.parametrize("slope", [nn.GELU, nn.SiLU, nn.ELU, nn.Hardswish])
@@ -130,7 +131,7 @@ def test_inputs_that_were_not_saved_are_made_again(
     """The activation's derivative and its result, for dW, are both of what it was taken of."""
     check(mlp(2, 32, slope=slope), inputs(ROWS, 32))
     ((chain,),) = joined
-    assert [bool(x.makes) for x in build(chain).chain.layers] == [True, True, False]
+    assert [bool(x.makes) for x in builds(chain)[0].chain.layers] == [True, True, False]
 
 
 def normed(width: int, ins: int, slope: Callable[[], nn.Module] = nn.ReLU) -> nn.Sequential:
@@ -147,7 +148,7 @@ def test_a_chain_begins_behind_the_derivative_of_a_norm(
     """Which is Inductor's: it leaves the dY that sums and chain read. Inputs that were not saved are the chain's."""
     check(normed(width, width, slope), inputs(ROWS, width))
     (parts,) = joined
-    layers = [x for p in parts for x in build(p).chain.layers]
+    layers = [x for p in parts for x in builds(p)[0].chain.layers]
     assert [(x.out, x.k) for x in layers] == [(width, width)] * 3
     assert [bool(x.makes) for x in layers] == [slope is nn.GELU] * 2 + [False]
 
@@ -182,7 +183,7 @@ def test_blocks_of_messages(joined: list[tuple[Pipeline, ...]], folder: Path, mo
     added = [parts for parts in joined if any(op.kind == "add" for op in parts[-1].stages[0].ops)]
     assert added
     for parts in added:
-        first, second = (build(p).chain for p in parts)
+        first, second = (builds(p)[0].chain for p in parts)
         assert [len(first.layers), len(second.layers)] == [2, 1] and first.result == second.gradient
         assert all(x.bias_gradient for x in (*first.layers, *second.layers))
     if shutil.which("g++") is not None:

@@ -42,7 +42,7 @@ def test_the_examples_of_the_training_pages():
     for page in ("training.md", "training-design.md"):
         for block in re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(), re.DOTALL):
             exec(compile(block, f"docs/{page}", "exec"), scope)
-    assert "consume_sum" in str(scope["kernel"])
+    assert "add_partials" in str(scope["kernel"])
 
 
 def test_the_model_of_readme_goes_through_its_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -25,7 +25,7 @@ takes 807 us with at most three of them and 390 MiB, 790 us and 422 MiB with fou
 SMALL_BYTES = 64 * 2**20
 """What a region may make however many gradients that is: a cut costs microseconds, and saves no more than this."""
 CHAIN_WIDTH = 128
-"""Columns of the layers that backward chains are made of (``kernels.gradients.backward``)."""
+"""Columns of the layers that backward chains are made of (``kernels.gradients``)."""
 _DERIVATIVES = {
     aten.threshold_backward, aten.hardtanh_backward, aten.sigmoid_backward, aten.tanh_backward, aten.silu_backward,
     aten.gelu_backward, aten.elu_backward, aten.leaky_relu_backward, aten.softplus_backward, aten.hardsigmoid_backward,

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from tilestream.ir.once import once
 from tilestream.ir.pipeline import Pipeline, Stage
-from tilestream.kernels.gradients.kernel import BackwardKernel, StationaryKernel
+from tilestream.kernels.gradients.kernel import GradientKernel
 from tilestream.kernels.kernel import Footprint, Kernel
 from tilestream.kernels.product.shared_tile.kernel import SharedTileKernel
 from tilestream.kernels.product.tiled_block.kernel import TiledBlockKernel
 from tilestream.kernels.stream.kernel import RowStream
 from tilestream.kernels.stream.layout import SHARED_LIMIT
 
-FAMILIES: tuple[type[Kernel], ...] = (SharedTileKernel, TiledBlockKernel, StationaryKernel, BackwardKernel, RowStream)
+FAMILIES: tuple[type[Kernel], ...] = (SharedTileKernel, TiledBlockKernel, GradientKernel, RowStream)
 """The first that matches a launch takes it; row streams take, or refuse, what is left."""
 
 

@@ -64,7 +64,7 @@ class Kernel(ABC):
     """
 
     family: ClassVar[str]
-    closed_form: ClassVar[ClosedForm | None] = None
+    closed_form: ClosedForm | None = None
     needs_rows: ClassVar[bool] = True
     starts_early: ClassVar[bool] = False
 

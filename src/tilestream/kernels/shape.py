@@ -24,7 +24,7 @@ class KernelShape(StrEnum):
     the outermost (rows; hidden, few rows)    one CTA                     shared tile   stationary sum
     ========================================  ==========================  ============  ==============
 
-    A stationary sum that has row streams beside it in its stage is a backward chain (``kernels.gradients.backward``).
+    A stationary sum that has row streams beside it in its stage is a backward chain (``kernels.gradients``).
     Where columns that the grid divides are looped over besides, a worker has several tiles of each product: a tiled
     block.
     """

@@ -16,8 +16,8 @@ from tilestream.errors import VerifyError
 from tilestream.ir.axes import ROWS, At, Level, Loop, Spread, View, along
 from tilestream.ir.pipeline import TILE_ROWS, Pipeline, Role, Stage, Tensor, Tile, TileOp
 from tilestream.ir.plain import by_rows, plain
-from tilestream.kernels.gradients.backward import Chain, Layer, build, find_chain, room
-from tilestream.kernels.gradients.backward.model import GROUPS
+from tilestream.kernels.gradients import Chain, Layer, builds, find_chain, room
+from tilestream.kernels.gradients.layouts import GROUPS
 
 STRATEGY = "backward chain"
 
@@ -67,7 +67,7 @@ def join(
         between += [last] if last else []
         made.append(_part(whole, part, first, last, mesh, n))
     for pipeline in made:
-        build(pipeline)
+        builds(pipeline)
     return Joined(tuple(made), turned, tuple(between))
 
 

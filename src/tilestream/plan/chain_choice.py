@@ -5,8 +5,8 @@ from __future__ import annotations
 from tilestream.devices import Device
 from tilestream.errors import PlanError
 from tilestream.ir.serialise import pipeline_to_json
-from tilestream.kernels.gradients.backward import BackwardChain, build
-from tilestream.kernels.gradients.backward.cost import cost
+from tilestream.kernels.gradients import builds
+from tilestream.kernels.gradients.chain_cost import cost
 from tilestream.options import Options
 from tilestream.plan.backward_chains import STRATEGY, Joined
 from tilestream.plan.candidates import FALLBACK, Candidate, Plan
@@ -53,7 +53,6 @@ def _why_apart(joined: Joined, timed: bool) -> str:
     """Why a GPU would not run a chain; empty if it may."""
     if not timed:
         return "it is joined only where both ways are timed"
-    made = [build(pipeline) for pipeline in joined.pipelines]
-    if any(isinstance(chain, BackwardChain) and chain.odd for chain in made):
+    if any(s.odd for pipeline in joined.pipelines for s in builds(pipeline)):
         return "it reads rows that bulk copies cannot address: no GPU has run such a kernel yet"
     return ""

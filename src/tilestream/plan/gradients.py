@@ -10,8 +10,8 @@ from tilestream.devices import Device
 from tilestream.errors import PlanError
 from tilestream.ir.axes import ROWS, Axis, Level, Loop, Spread, along
 from tilestream.ir.pipeline import DTYPE_BYTES, TILE_ROWS, Pipeline, Role, Stage, Tensor, Tile, TileOp
-from tilestream.kernels.gradients.stationary.cost import GROUPS
-from tilestream.kernels.gradients.stationary.model import CHUNK_COLUMNS, MOST_CHUNKS
+from tilestream.kernels.gradients.layouts import COLUMNS, GROUPS
+from tilestream.kernels.gradients.model import MOST_CHUNKS
 
 STRATEGY = "stationary"
 LIBRARY_SHARE = 0.6
@@ -43,15 +43,15 @@ class Gradient:
     @property
     def groups(self) -> tuple[int, int]:
         """Warpgroups along out, where it has columns for two, else along k, where they need two."""
-        if self.out > CHUNK_COLUMNS:
+        if self.out > COLUMNS:
             return GROUPS, 1
-        return 1, GROUPS if self.k > MOST_CHUNKS * CHUNK_COLUMNS else 1
+        return 1, GROUPS if self.k > MOST_CHUNKS * COLUMNS else 1
 
     @property
     def parts(self) -> tuple[int, int]:
         """CTAs that a block each of the gradient takes: 128 x 256, or 64 x 512."""
         along_out, along_k = self.groups
-        return ceil(self.out / (along_out * CHUNK_COLUMNS)), ceil(self.k / (along_k * MOST_CHUNKS * CHUNK_COLUMNS))
+        return ceil(self.out / (along_out * COLUMNS)), ceil(self.k / (along_k * MOST_CHUNKS * COLUMNS))
 
 
 def weight_gradients(name: str, layers: Sequence[Gradient], device: Device) -> Pipeline:
@@ -94,8 +94,8 @@ def gradients(pipeline: Pipeline) -> set[str]:
 def _slot_bytes(layer: Gradient) -> int:
     """What a CTA reads for 64 rows."""
     (along_out, along_k), (_, k_parts) = layer.groups, layer.parts
-    chunks = along_out + along_k * ceil(ceil(layer.k / CHUNK_COLUMNS) / (k_parts * along_k))
-    return TILE_ROWS * CHUNK_COLUMNS * chunks * DTYPE_BYTES[layer.dtype] + STEP_BYTES
+    chunks = along_out + along_k * ceil(ceil(layer.k / COLUMNS) / (k_parts * along_k))
+    return TILE_ROWS * COLUMNS * chunks * DTYPE_BYTES[layer.dtype] + STEP_BYTES
 
 
 def _stage(n: int, layer: Gradient, splits: int) -> tuple[Stage, tuple[Tensor, ...]]:

@@ -39,7 +39,7 @@ struct Registers {
   V v[128][K];
 };
 
-constexpr int WARP = 1;
+constexpr int WARP = 1, WARP_MEMBERS = 128;
 TS_DEV u32 lane_in_warp() { return 0; }
 TS_DEV u32 lane_in_group() { return 0; }
 TS_DEV int warp_index() { return ts_host::warp(); }

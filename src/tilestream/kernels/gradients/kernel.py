@@ -1,46 +1,69 @@
-"""The two families of gradients: stationary sums, and backward chains that have them beside their products by rows."""
+"""The family of gradients: sums over the rows, alone or beside a chain's products by rows."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Sequence
 from functools import cached_property
 
 from tilestream.devices import Device
-from tilestream.ir.pipeline import Pipeline, Stage
+from tilestream.ir.pipeline import DTYPE_BYTES, TILE_ROWS, Pipeline, Role, Stage
 from tilestream.kernels.costs import ClosedForm, LaunchCost
-from tilestream.kernels.gradients import backward, stationary
-from tilestream.kernels.gradients.backward.cost import cost as backward_cost
-from tilestream.kernels.gradients.backward.emit import emit as emit_backward
-from tilestream.kernels.gradients.stationary.argument import pack
-from tilestream.kernels.gradients.stationary.cost import cost as stationary_cost
-from tilestream.kernels.gradients.stationary.emit import THREADS
-from tilestream.kernels.gradients.stationary.emit import emit as emit_stationary
+from tilestream.kernels.gradients import chain_cost, sums_cost
+from tilestream.kernels.gradients.emit import THREADS, emit
+from tilestream.kernels.gradients.model import Schedule, builds, is_chain, is_gradients
 from tilestream.kernels.kernel import Footprint, Frame, Kernel, halves
-from tilestream.kernels.parts.params import LINE_BYTES
+from tilestream.kernels.parts.params import LINE_BYTES, MAP_BYTES
 from tilestream.kernels.parts.source import Call, KernelSource, Space
 
 WORDS = 6
 """64-bit words of ``struct Dump`` (roles.cuh), of which a launch without queues writes no flags."""
+SUMS = ClosedForm("stationary sums", 0.09, "21 launches of training steps that had no part in the fit")
+CHAINS = ClosedForm("backward chains", 0.21, "four chains of layers 64 wide, 16,384 and 262,144 rows")
 
 
 class GradientKernel(Kernel):
     """A kernel whose CTAs sum over rows that they share out, and then add up partial sums through the L2."""
 
+    family = "gradients"
     needs_rows = False
     """The gradient of an empty batch is zero, and is written."""
 
+    def __init__(self, launch: Pipeline) -> None:
+        super().__init__(launch)
+        self.is_chain = is_chain(launch)
+        self.closed_form = CHAINS if self.is_chain else SUMS
+
+    @classmethod
+    def matches(cls, launch: Pipeline) -> bool:
+        return is_gradients(launch)
+
     @property
-    @abstractmethod
-    def schedules(self) -> Sequence[stationary.StationarySum | backward.BackwardChain | backward.WideChain]:
+    def schedules(self) -> Sequence[Schedule]:
         """Of every stage; raises ``VerifyError``."""
+        return builds(self.launch)
 
     def check(self) -> None:
         assert self.schedules
 
     def footprint(self, stage: Stage, limit: int) -> Footprint:
         s = next(s for s in self.schedules if s.stage.name == stage.name)
-        return Footprint(s.shared_bytes, s.registers, s.footprint)
+        return Footprint(s.shared_bytes, s.layout.registers, s.footprint)
+
+    def cost(self, rows: int, device: Device) -> LaunchCost:
+        if self.is_chain:
+            chain = chain_cost.cost(self.launch, rows, device)
+            work = max(chain.flops_s, chain.shared_s + chain.lanes_s)
+            limit = "dram" if chain.dram_s > work else "work of the SMs"
+            return LaunchCost(self.launch.name, (), work, chain.dram_s, 0.0, chain.exchange_s, chain.total_s, limit)
+        made = sums_cost.cost(self.launch, rows, device)
+        parts = {"tensor": max(made.flops_s, made.longest_s), "dram": made.dram_s, "l2": made.l2_s}
+        limit = max(parts, key=lambda k: parts[k])
+        return LaunchCost(
+            self.launch.name, (), parts["tensor"], made.dram_s, made.l2_s, made.exchange_s, made.total_s, limit
+        )
+
+    def _emit(self, stamped: bool, annotate: bool) -> KernelSource:
+        return emit(self.launch)
 
     @cached_property
     def frame(self) -> Frame:
@@ -54,7 +77,20 @@ class GradientKernel(Kernel):
         return Space((("flags", self.frame.ctas * LINE_BYTES), ("partials", partials)), frozenset(("flags",)))
 
     def pack(self, source: KernelSource, call: Call) -> bytes:
-        return pack(source, call)
+        (tensors, pointers), where, rows = source.tables, call.where, call.part.rows
+        maps = []
+        for name in tensors:
+            (address, stride, _), tensor = where[name], source.pipeline.tensor(name)
+            height = tensor.shape[0] if tensor.role is Role.PARAMETER else rows
+            # The kernel reads nothing where there are no rows, and there is no tensor map of none.
+            sizes = (tensor.features, height, stride * DTYPE_BYTES[tensor.dtype], TILE_ROWS)
+            maps.append(call.maps.matrix(tensor.dtype, address, *sizes) if rows else bytes(MAP_BYTES))
+        written = [where[name] for name in pointers]
+        return source.params.pack(
+            maps=maps or [bytes(MAP_BYTES)], pointers=[w.address for w in written],
+            strides=[w.stride for w in written], flags=call.at["flags"], dump=call.dump, limit_ns=call.timeout_ns,
+            partials=call.at["partials"], rows=rows,
+        )  # fmt: skip
 
     def describe(self, words: Sequence[int]) -> str:
         (_, stage), (sm, cta), (peer, _) = halves(words, 3)
@@ -64,53 +100,3 @@ class GradientKernel(Kernel):
             f" CTA {cta} on SM {sm} waited too long for the partial sums of CTA {peer}, one of {s.splits} that share"
             f" out the rows: expected launch {words[3]}, found {words[4]}"
         )
-
-
-class StationaryKernel(GradientKernel):
-    """Stages that sum products over the rows, side by side."""
-
-    family = "stationary sum"
-    closed_form = ClosedForm("stationary sums", 0.09, "21 launches of training steps that had no part in the fit")
-
-    @classmethod
-    def matches(cls, launch: Pipeline) -> bool:
-        return stationary.is_stationary(launch)
-
-    @property
-    def schedules(self) -> Sequence[stationary.StationarySum]:
-        return stationary.builds(self.launch)
-
-    def cost(self, rows: int, device: Device) -> LaunchCost:
-        made = stationary_cost(self.launch, rows, device)
-        parts = {"tensor": max(made.flops_s, made.longest_s), "dram": made.dram_s, "l2": made.l2_s}
-        limit = max(parts, key=lambda k: parts[k])
-        return LaunchCost(
-            self.launch.name, (), parts["tensor"], made.dram_s, made.l2_s, made.exchange_s, made.total_s, limit
-        )
-
-    def _emit(self, stamped: bool, annotate: bool) -> KernelSource:
-        return emit_stationary(self.launch)
-
-
-class BackwardKernel(GradientKernel):
-    """One stage that has products by rows and sums of products over the rows."""
-
-    family = "backward chain"
-    closed_form = ClosedForm("backward chains", 0.21, "four chains of layers 64 wide, 16,384 and 262,144 rows")
-
-    @classmethod
-    def matches(cls, launch: Pipeline) -> bool:
-        return backward.is_backward(launch)
-
-    @property
-    def schedules(self) -> Sequence[backward.BackwardChain | backward.WideChain]:
-        return (backward.build(self.launch),)
-
-    def cost(self, rows: int, device: Device) -> LaunchCost:
-        made = backward_cost(self.launch, rows, device)
-        work = max(made.flops_s, made.shared_s + made.lanes_s)
-        limit = "dram" if made.dram_s > work else "work of the SMs"
-        return LaunchCost(self.launch.name, (), work, made.dram_s, 0.0, made.exchange_s, made.total_s, limit)
-
-    def _emit(self, stamped: bool, annotate: bool) -> KernelSource:
-        return emit_backward(self.launch)

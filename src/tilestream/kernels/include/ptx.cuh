@@ -42,7 +42,8 @@ struct Registers {
   V v[K];
 };
 
-constexpr int WARP = 32;  // on the host a warp is one thread
+constexpr int WARP = 32;  // on the host a warp is one thread,
+constexpr int WARP_MEMBERS = 32;  // which counts for 128 at a named barrier
 TS_DEV u32 lane_in_warp() { return threadIdx.x & 31; }
 TS_DEV u32 lane_in_group() { return threadIdx.x & 127; }
 TS_DEV u32 fresh_lane() {

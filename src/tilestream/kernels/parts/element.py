@@ -1,4 +1,4 @@
-"""The body of a C++ function for two neighbouring elements: elementwise tile ops, one after another."""
+"""Elementwise tile ops as C++ for two neighbouring elements, one op after another."""
 
 from __future__ import annotations
 
@@ -13,7 +13,16 @@ _TOGETHER = {"silu": "silu_pair"}
 
 
 def pair_function(ops: Sequence[TileOp], values: Mapping[str, str], result: str, vector: Callable[[View], str]) -> str:
-    """``ops`` in order, from ``values`` (C++ of tiles) to the tile ``result``, left in ``made[0]`` and ``made[1]``.
+    """The body of a function: ``pair_statements``, with the tile ``result`` left in ``made[0]`` and ``made[1]``."""
+    lines, known = pair_statements(ops, values, vector)
+    lines += [f"made[{e}] = {neighbour(known[result], e)};" for e in range(2)]
+    return "\n".join(f"    {line}" for line in lines)
+
+
+def pair_statements(
+    ops: Sequence[TileOp], values: Mapping[str, str], vector: Callable[[View], str]
+) -> tuple[list[str], dict[str, str]]:
+    """What computes ``ops`` in order from ``values`` (C++ of tiles), and C++ of every tile, ``values`` among them.
 
     C++ of a value is of neighbour ``[e]``: ``values``, what ``vector`` gives, and loads, ``r[e][0]`` and so on.
 
@@ -35,9 +44,13 @@ def pair_function(ops: Sequence[TileOp], values: Mapping[str, str], result: str,
         else:
             lines.append(f"const float v{n}[2] = {{{_both(expression(op, operands))}}};")
         known[op.out.name] = f"v{n}[e]"
-    lines += [f"made[{e}] = {known[result].replace('[e]', f'[{e}]')};" for e in range(2)]
-    return "\n".join(f"    {line}" for line in lines)
+    return lines, known
+
+
+def neighbour(text: str, e: int) -> str:
+    """C++ of neighbour ``e``, of what is of neighbour ``[e]``."""
+    return text.replace("[e]", f"[{e}]")
 
 
 def _both(text: str) -> str:
-    return ", ".join(text.replace("[e]", f"[{e}]") for e in range(2))
+    return ", ".join(neighbour(text, e) for e in range(2))

@@ -8,9 +8,8 @@ from math import ceil
 from tilestream.devices import Device
 from tilestream.ir.pipeline import DTYPE_BYTES, TILE_ROWS, Pipeline
 from tilestream.ir.tileops import OPS
-from tilestream.kernels.gradients.backward.build import build
-from tilestream.kernels.gradients.backward.model import GROUPS
-from tilestream.kernels.gradients.backward.wide import WideChain
+from tilestream.kernels.gradients.layouts import GROUPS, Kind
+from tilestream.kernels.gradients.model import builds
 
 BESIDE = 0.55
 """Of what a CTA's work or its copies take, whichever is less, that hides behind the other where the ring holds the rows
@@ -54,9 +53,9 @@ def cost(pipeline: Pipeline, rows: int, device: Device) -> ChainCost:
     Raises:
         VerifyError: it is none.
     """
-    s = build(pipeline)
+    (s,) = builds(pipeline)
     size = DTYPE_BYTES[s.dtype]
-    moved = {name for names in s.streams for name in names} | ({s.chain.result} if s.chain.result else set())
+    moved = {*s.streams} | ({s.chain.result} if s.chain.result else set())
     dram = rows * size * sum(pipeline.tensor(name).features for name in moved)
     flops = sum(2 * rows * layer.out * layer.k * (2 if layer.weight else 1) for layer in s.chain.layers)
     issued = sum(rows * layer.k * OPS[op.kind].flops for layer in s.chain.layers for op in (*layer.makes, *layer.ops))
@@ -64,9 +63,9 @@ def cost(pipeline: Pipeline, rows: int, device: Device) -> ChainCost:
     return ChainCost(
         flops / device.tensor_flops[s.dtype],
         dram / device.dram_bytes_per_s,
-        steps * s.step_bytes / device.shared_bytes_per_clock / device.clock_hz,
+        steps * s.layout.step_bytes / device.shared_bytes_per_clock / device.clock_hz,
         issued / device.simt_flops,
         2 * s.workspace_bytes / device.l2_bytes_per_s + device.queue_s(2048),
         device.launch_s + device.ramp_s,
-        BESIDE if isinstance(s, WideChain) else 1.0,
+        BESIDE if s.layout.kind is Kind.WIDE else 1.0,
     )

@@ -8,16 +8,16 @@ from math import ceil, prod
 from tilestream.devices import Device, fitted
 from tilestream.ir.pipeline import DTYPE_BYTES, TILE_ROWS, Pipeline
 from tilestream.kernels.costs import overlapped
-from tilestream.kernels.gradients.stationary.model import StationarySum, builds
+from tilestream.kernels.gradients.layouts import GROUPS
+from tilestream.kernels.gradients.model import Schedule, builds
 from tilestream.kernels.stream.counts import WARPGROUP
 
-GROUPS = 2  # consumer warpgroups of a CTA
 PARTIAL_TRIPS = 2
 """Each partial result is written once and read once, through the L2."""
 TRIP_S = 1.4e-6
 """Of partial results to the L2 or back, while all SMs send theirs. Fitted on 24 launches of plain networks, 1,024 to
 262,144 rows (4 % mean error), and 6 % off on 18 launches of the applications' training steps."""
-BYTES_OF_FOUR, SPLITS_AT_ONCE = 16, 16  # that a thread adds, and has on their way (``kernels/include/stationary.cuh``)
+BYTES_OF_FOUR, SPLITS_AT_ONCE = 16, 16  # that a thread added, and had on their way, in the kernels of the fit
 
 
 @dataclass(frozen=True)
@@ -58,13 +58,14 @@ def cost(pipeline: Pipeline, rows: int, device: Device) -> GradientCost:
     """
     schedules = builds(pipeline)
     tiles = ceil(rows / TILE_ROWS)
-    flops = sum(2 * rows * prod(s.sums.sizes) for s in schedules)
+    layers = [layer for s in schedules for layer in s.chain.layers]
+    flops = sum(2 * rows * layer.out * layer.k for layer in layers)
     rate = min(device.tensor_flops[s.dtype] for s in schedules)
     tensors = {t.name: t for t in pipeline.tensors}
-    read = {n for s in schedules for n in (s.sums.left, s.sums.right)}
+    read = {name for s in schedules for name in s.streams}
     dram = sum(rows * tensors[n].features * DTYPE_BYTES[tensors[n].dtype] for n in read)
-    l2 = sum(s.slot_bytes * tiles * prod(s.parts) for s in schedules)
-    longest = max(s.slot_bytes * ceil(tiles / s.splits) for s in schedules)
+    l2 = sum(s.layout.slot_bytes * tiles * prod(s.parts) for s in schedules)
+    longest = max(s.layout.slot_bytes * ceil(tiles / s.splits) for s in schedules)
     partials = PARTIAL_TRIPS * sum(s.workspace_bytes for s in schedules)
     trips = 1 + max(map(_turns, schedules))
     return GradientCost(
@@ -78,12 +79,12 @@ def cost(pipeline: Pipeline, rows: int, device: Device) -> GradientCost:
     )
 
 
-def _multiply_s(s: StationarySum, tiles: int, device: Device) -> float:
+def _multiply_s(s: Schedule, tiles: int, device: Device) -> float:
     """Seconds of the tensor cores for a CTA's own share of the rows, padding included."""
     return ceil(tiles / s.splits) * 2 * TILE_ROWS * prod(s.block) / (device.tensor_flops[s.dtype] / device.sms)
 
 
-def _turns(s: StationarySum) -> int:
+def _turns(s: Schedule) -> int:
     """How often a thread waits for partial results: of the fours of its CTA's part, those of some splits at a time."""
     fours = ceil(s.partial_bytes / BYTES_OF_FOUR / s.splits)
     return ceil(fours / (GROUPS * WARPGROUP)) * ceil(s.splits / SPLITS_AT_ONCE)

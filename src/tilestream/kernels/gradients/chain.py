@@ -1,4 +1,7 @@
-"""A stage read as a backward chain: its layers from the last one to the first."""
+"""A stage read as a chain of gradients: its layers from the last one to the first.
+
+Sums of a weight's and a bias's gradient alone are a chain of one layer whose dX nobody wants.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +27,7 @@ class Layer:
     """``weight_gradient = dY.T X``, ``bias_gradient = sum of dY``, and ``ops(dY weight)``, the next layer's dY.
 
     Attributes:
+        sum: the product over rows, [out, k].
         x: the tile of X. input: the tensor that it is loaded from; empty where ``makes`` make it, as an activation
             whose result was not saved, of ``sources``: tensors by tile.
         weight: the parameter [out, k]; empty where no gradient of X is wanted.
@@ -33,6 +37,7 @@ class Layer:
         members: everything that the layer does but to load and to store.
     """
 
+    sum: TileOp
     weight_gradient: str
     bias_gradient: str
     x: str
@@ -47,7 +52,11 @@ class Layer:
     result: str
     streams: tuple[tuple[str, str], ...]
     members: tuple[TileOp, ...]
-    source: str
+
+    @property
+    def source(self) -> str:
+        """The user's line."""
+        return _where(self.sum)
 
     @property
     def along(self) -> tuple[TileOp, ...]:
@@ -85,7 +94,7 @@ class Chain:
 
 
 def find_chain(stage: Stage, pipeline: Pipeline) -> Chain:
-    """The backward chain that a stage in plain form (``ir.plain``) is.
+    """The chain that a stage in plain form (``ir.plain``) is.
 
     Raises:
         VerifyError: it is none; names the op, by its user's line.
@@ -102,7 +111,7 @@ class _Reader:
             if op.kind in ("load", "store") and any(
                 at.offset or at.index or at.strides or len(at.axes) != 1 for at in op.views[-1].at or ()
             ):
-                raise VerifyError(f"{_where(op)}: parts of a tensor have no backward chain", "use whole tensors")
+                raise VerifyError(f"{_where(op)}: parts of a tensor have no place among gradients", "use whole tensors")
             if op.kind == "store":
                 self.stored[op.ins[0]] = op.params[0]
         self.read_ops: list[int] = []
@@ -131,7 +140,7 @@ class _Reader:
         return Chain(self.loaded[gradient], tuple(layers), made.pop() if made else "", self._dtype(), left)
 
     def _totals(self) -> set[str]:
-        return {op.out.name for op in self.stage.ops if op.kind == "sum" and op.out is not None}
+        return {op.out.name for op in self.stage.ops if _is_total(op) and op.out is not None}
 
     def _first(self, over_rows: Sequence[TileOp], by_rows: Sequence[TileOp]) -> str:
         """The tile that comes as the last layer's dY: a loaded one that is multiplied by a weight, or summed alone."""
@@ -161,7 +170,7 @@ class _Reader:
             self._side(x, makes, sources)
         given = (x, self.loaded.get(x, ""), tuple(makes), tuple(sources.items()))
         out, k = (int(a.size or 0) for a in product.out.axes)
-        totals = [op for op in self.stage.ops if op.kind == "sum" and op.ins == (tile,)]
+        totals = [op for op in self.stage.ops if _is_total(op) and op.ins == (tile,)]
         for op in totals[:1]:
             self._note(op)
         bias = self._stored(totals[0]) if totals else ""
@@ -169,8 +178,8 @@ class _Reader:
         if len(steps) > 1 or (steps and len(steps[0].params) != 1):
             raise VerifyError(f"{where}: dY is multiplied by {len(steps)} weights", "a chain has one a layer")
         if not steps:
-            members = tuple(self.stage.ops[n] for n in sorted(set(self.read_ops[first:])))
-            return Layer(self._stored(product), bias, *given, "", out, k, (), "", "", (), members, where), ""
+            members = self._members(first)
+            return Layer(product, self._stored(product), bias, *given, "", out, k, (), "", "", (), members), ""
         (step,) = steps
         assert step.out is not None
         self._note(step)
@@ -181,8 +190,8 @@ class _Reader:
             raise VerifyError(f"{where}: dY [rows, {out}] takes a weight [{out}, {k}] as it lies", "turn it")
         ops, streams, result = self._between(step.out.name, {_operands(op)[0] for op in over_rows})
         layer = Layer(
-            self._stored(product), bias, *given, weight, out, k, ops, step.out.name, result, streams,
-            tuple(self.stage.ops[n] for n in sorted(set(self.read_ops[first:]))), where,
+            product, self._stored(product), bias, *given, weight, out, k, ops, step.out.name, result, streams,
+            self._members(first),
         )  # fmt: skip
         further = any(_operands(op)[0] == result for op in over_rows)
         return layer, result if further else ""
@@ -224,6 +233,10 @@ class _Reader:
         self._note(maker)
         ops.append(maker)
 
+    def _members(self, first: int) -> tuple[TileOp, ...]:
+        """What was noted from ``first`` on, in the order of the stage."""
+        return tuple(self.stage.ops[n] for n in sorted(set(self.read_ops[first:])))
+
     def _stored(self, op: TileOp) -> str:
         assert op.out is not None
         if op.out.name not in self.stored:
@@ -250,9 +263,16 @@ class _Reader:
 def _operands(op: TileOp) -> tuple[str, str]:
     """dY and X of a product over rows, in the order of its result's axes."""
     assert op.out is not None
-    by_axis = {a: v.of for v in op.views for a in v.axes if a != ROWS.name}
-    first, second = (by_axis[a.name] for a in op.out.axes)
-    return first, second
+    by_axes = {v.axes: v.of for v in op.views}
+    operands = [by_axes.get((ROWS.name, a.name), "") for a in op.out.axes if a.size is not None]
+    if len(op.out.axes) != 2 or len(operands) != 2 or not all(operands):
+        raise VerifyError(f"{_where(op)}: a sum over rows makes [out, k] of [rows, out] and [rows, k]", "write it so")
+    return operands[0], operands[1]
+
+
+def _is_total(op: TileOp) -> bool:
+    """Whether an op sums dY over the rows: a bias's gradient."""
+    return op.kind == "sum" and sums(op) == {ROWS.name}
 
 
 def _finite(op: TileOp) -> bool:
