@@ -10,8 +10,11 @@ from random_programs import Limits
 from tilestream import reference
 from tilestream.ir.axes import Level
 from tilestream.ir.derive import exchanges
+from tilestream.ir.mesh_traffic import mesh_traffic
 from tilestream.ir.pipeline import Pipeline, Role, Shard, Stage, Tensor, Tile, TileOp
 from tilestream.ir.plain import plain
+from tilestream.ir.taps import sizes_at
+from tilestream.ir.traffic import traffic
 from tilestream.reference.mesh_machine import run_meshes
 from tilestream.reference.ops import FLOAT64
 
@@ -26,6 +29,28 @@ def test_random_pipelines_mean_the_same_written_out(seed: int) -> None:
     got = run_meshes(plain(p), tensors, FLOAT64)
     for name, value in want.items():
         torch.testing.assert_close(got[name], value, rtol=1e-9, atol=1e-9, equal_nan=True)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_both_notations_count_the_same_bytes_in_dram(seed: int) -> None:
+    p = random_pipeline(seed, SMALL)
+    written = plain(p)
+    assert mesh_traffic(written, sizes_at(written, 150))["dram"] == traffic(p, 150).dram
+
+
+@pytest.mark.parametrize("rows", [7, 1000])
+def test_of_a_large_table_only_the_rows_that_are_taken_count(rows: int) -> None:
+    """7 of 500 rows in DRAM, or all 500."""
+    tensors = (
+        Tensor.table("T", 500, 32, "bf16"),
+        Tensor.of("I", Role.INPUT, (), "i64"),
+        Tensor.of("Y", Role.OUTPUT, (32,), "bf16"),
+    )
+    ops = (TileOp("load", Tile.of("x", 32, "bf16"), (), ("T", "I")), TileOp("store", None, ("x",), ("Y",)))
+    p = Pipeline("table", tensors, (Stage.of("s", ops),))
+    written = plain(p)
+    want = min(rows, 500) * 64 + rows * (8 + 64)
+    assert mesh_traffic(written, sizes_at(written, rows))["dram"] == traffic(p, rows).dram == want
 
 
 def block(placement: Shard) -> Pipeline:

@@ -19,23 +19,27 @@ from tilestream.ir.derive import (
     placement,
     wanted,
 )
-from tilestream.ir.pipeline import DTYPE_BYTES, ELEMENT_BYTES, Pipeline, Queue, Stage, TileOp
+from tilestream.ir.pipeline import DTYPE_BYTES, ELEMENT_BYTES, Pipeline, Queue, Role, Stage, TileOp
 
 
 def mesh_traffic(p: Pipeline, size: Mapping[str, int]) -> dict[str, int]:
     """Bytes by level: ``shared`` and ``dsm`` of collectives inside a CTA and a cluster, ``l2``, and ``dram``.
 
-    ``dram`` is compulsory: each tensor once, and DRAM queues. ``l2``: what CTAs load (a cluster loads once what all of
-    it wants), store, send through queues and exchange over the grid. What is not resident is loaded again for each step
-    of a loop that the op has and the tensor lacks.
+    ``dram`` is compulsory: each tensor once, and DRAM queues; of a table that is read by an index, the rows that are
+    taken where it has more of them, as ``ir.traffic`` counts row streams. ``l2``: what CTAs load (a cluster loads once
+    what all of it wants), store, send through queues and exchange over the grid. What is not resident is loaded again
+    for each step of a loop that the op has and the tensor lacks.
 
     Args:
         size: of every axis, those that are read at the call too.
     """
     moved: Counter[str] = Counter()
+    views = [v for stage in p.stages for op in stage.ops for v in op.views[len(op.tiles) :]]
     for t in p.tensors:
-        each = ELEMENT_BYTES[t.dtype]
-        moved["dram"] += prod(size[a.name] for a in t.axes) * each
+        whole, own = prod(size[a.name] for a in t.axes), [v for v in views if v.of == t.name]
+        if t.role is not Role.OUTPUT and own and all(any(indices(v)) for v in own):
+            whole = min(whole, max(prod(size[a] for a in v.axes) for v in own))
+        moved["dram"] += whole * ELEMENT_BYTES[t.dtype]
     for stage in p.stages:
         moved += stage_traffic(p, stage, size)
     for q in p.queues:
