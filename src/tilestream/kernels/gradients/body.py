@@ -195,7 +195,7 @@ class _Chain:
         has a place of its own."""
         dx = NARROW_TILES - 1
         which = (dx if n == len(self.layers) - 1 else n % dx) if self.narrow else n % WIDE_TILES
-        return f"smem + {self.s.tiles + (which * self.s.layout.tile_chunks + c) * GROUPS * CHUNK}"
+        return f"smem + {self.s.at('gradients') + (which * self.s.layout.tile_chunks + c) * GROUPS * CHUNK}"
 
     def _product(self, layer: Layer, n: int, c: int) -> list[str]:
         """A chunk of dX: dY times the weight, whose boxes for its columns are side by side."""
@@ -233,7 +233,9 @@ class _Chain:
         own = [op for op in layer.ops if slope and op not in layer.along and op not in layer.makes]
         blocks = _blocks(layer) if self.narrow else 8
         for c in range(chunks(layer.k)):
-            place = self.s.made + (self.turn % self.s.layout.made * self.s.layout.made_chunks + c) * GROUPS * CHUNK
+            place = (
+                self.s.at("inputs") + (self.turn % self.s.layout.made * self.s.layout.made_chunks + c) * GROUPS * CHUNK
+            )
             at = {tensor: f"{name}{c}{self.own}" for tensor, name in names.items()}
             inner, values = _pair((*layer.makes, *own), layer.sources, at, {})
             inner.append(f"sts32(pair_addr<T>({x}{c}{self.own}, t, i, j), {_packed(values[layer.x])});")

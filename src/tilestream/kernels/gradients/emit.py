@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil, prod
 from typing import NamedTuple
@@ -30,27 +29,6 @@ MOST_PARTIALS = 2**31 - 1
 """Partial results are counted in fours of floats by 32 bits."""
 TYPES = ("bf16", "f16", "f32")
 """Of a ``Result``, by number."""
-
-
-@dataclass(frozen=True)
-class Kind:
-    """Constants and code of stages that have the same (``struct Kind`` of the template)."""
-
-    dtype: str
-    groups: int
-    rings: int
-    slots: int
-    left: int
-    right: int
-    step_slots: int
-    step_tiles: int
-    weights: int
-    bias: bool
-    odd: bool
-    ring: int
-    ones: int
-    bars: int
-    body: str
 
 
 class Operands(NamedTuple):
@@ -89,8 +67,9 @@ def emit(pipeline: Pipeline) -> KernelSource:
         raise VerifyError(what, "use fewer splits")
     tables = _Tables(pipeline, schedules)
     loads = max(ceil(s.splits / (ADDING // width(s))) for s in schedules)
-    kinds = list(dict.fromkeys(tables.kind(s) for s in schedules))
-    stages = [tables.stage(s, kinds.index(tables.kind(s))) for s in schedules]
+    each = [tables.kind(s) for s in schedules]
+    kinds = [kind for n, kind in enumerate(each) if kind not in each[:n]]
+    stages = [tables.stage(s, kinds.index(kind)) for s, kind in zip(schedules, each, strict=True)]
     operands = Operands(tables.maps, tables.pointers)
     params = argument(operands)
     text = _template().render(
@@ -127,13 +106,15 @@ class _Tables:
         self.results: list[tuple[int, ...]] = []
         self.first = self.partials = 0
 
-    def kind(self, s: Schedule) -> Kind:
+    def kind(self, s: Schedule) -> dict[str, object]:
+        """Constants and code (``struct Kind`` of the template), which several stages may share."""
         at = s.layout
-        return Kind(
-            s.dtype, at.groups, at.rings, s.slots, at.left, at.right, len(at.slots), at.step_tiles, len(at.weights),
-            any(h.is_bias for h in at.held), bool(s.odd), s.ring, s.ones, s.bars,
-            body(s, self.maps.index(s.chain.result) if s.chain.result else -1),
-        )  # fmt: skip
+        return {
+            "dtype": s.dtype, "groups": at.groups, "rings": at.rings, "slots": s.slots, "left": at.left,
+            "right": at.right, "step_slots": len(at.slots), "step_tiles": at.step_tiles, "weights": len(at.weights),
+            "bias": any(h.is_bias for h in at.held), "odd": bool(s.odd), "ring": s.at("rings"), "ones": s.at("ones"),
+            "bars": s.at("barriers"), "body": body(s, self.maps.index(s.chain.result) if s.chain.result else -1),
+        }  # fmt: skip
 
     def stage(self, s: Schedule, kind: int) -> dict[str, int]:
         """A line of the table of stages, whose lines of the other tables are added."""

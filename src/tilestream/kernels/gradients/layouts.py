@@ -32,6 +32,8 @@ ACCUMULATORS, OPERAND, OVERHEAD = 32, 16, 40
 operand; of addresses and temporaries."""
 BULK_BYTES = 16
 """What bulk copies ask of the bytes of a row: a multiple."""
+ONES_BYTES = 1024
+"""Eight rows of ones, which a bias's sum multiplies dY by."""
 NARROW_TILES, NARROW_MADE = 4, 2
 """Of each warpgroup: gradients of three layers in turns, and dX; inputs of layers that it makes of what is loaded, in
 turns. A warp that runs ahead writes what the sums of two layers ago have read, which all warps know to be over: they
@@ -131,19 +133,16 @@ class Layout:
     def slot_bytes(self) -> int:
         return (self.left + self.right) * CHUNK
 
-    @property
-    def weight_bytes(self) -> int:
-        return len(self.weights) * CHUNK
-
-    @property
-    def tile_bytes(self) -> int:
-        """Gradients that are made, of both warpgroups' rows."""
-        return GROUPS * self.tiles * self.tile_chunks * CHUNK
-
-    @property
-    def made_bytes(self) -> int:
-        """Inputs of layers that are made of what is loaded."""
-        return GROUPS * self.made * self.made_chunks * CHUNK
+    def areas(self, slots: int) -> dict[str, int]:
+        """Bytes of shared memory by name, in order, where rings have so many slots."""
+        return {
+            "weights": len(self.weights) * CHUNK,
+            "rings": self.rings * slots * self.slot_bytes,
+            "gradients": GROUPS * self.tiles * self.tile_chunks * CHUNK,  # that are made, of both warpgroups' rows
+            "inputs": GROUPS * self.made * self.made_chunks * CHUNK,  # that are made of what is loaded
+            "ones": ONES_BYTES,
+            "barriers": 16 * (self.rings * slots + 1),
+        }
 
     @property
     def registers(self) -> int:

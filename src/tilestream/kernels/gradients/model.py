@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import takewhile
 from math import ceil, prod
 
 from tilestream.errors import VerifyError
@@ -22,7 +23,6 @@ MOST_SLOTS = 12
 """Deeper rings hold no more than the memory's latency has under way."""
 MOST_CHUNKS = 4
 """Of X, that a warpgroup multiplies a chunk of dY by."""
-ONES_BYTES = 1024
 
 
 @dataclass(frozen=True)
@@ -85,43 +85,17 @@ class Schedule:
         return tuple(layer.weight for layer in self.chain.layers if layer.weight)
 
     @property
-    def ring(self) -> int:
-        """Offset of the first ring, behind the weights."""
-        return self.layout.weight_bytes
-
-    @property
-    def tiles(self) -> int:
-        """Offset of the gradients that are made."""
-        return self.ring + self.layout.rings * self.slots * self.layout.slot_bytes
-
-    @property
-    def made(self) -> int:
-        """Offset of the layers' inputs that are made."""
-        return self.tiles + self.layout.tile_bytes
-
-    @property
-    def ones(self) -> int:
-        return self.made + self.layout.made_bytes
-
-    @property
-    def bars(self) -> int:
-        return self.ones + ONES_BYTES
+    def footprint(self) -> tuple[tuple[str, int], ...]:
+        """Shared memory by name, in order."""
+        return tuple(self.layout.areas(self.slots).items())
 
     @property
     def shared_bytes(self) -> int:
-        return self.bars + 16 * (self.layout.rings * self.slots + 1)
+        return sum(size for _, size in self.footprint)
 
-    @property
-    def footprint(self) -> tuple[tuple[str, int], ...]:
-        """Shared memory by name."""
-        at = self.layout
-        return (
-            ("weights", self.ring),
-            (f"{at.rings} x {self.slots} slots of {at.step_tiles * TILE_ROWS} rows", self.tiles - self.ring),
-            ("gradients", self.made - self.tiles),
-            ("inputs made again", self.ones - self.made),
-            ("ones and barriers", self.shared_bytes - self.ones),
-        )
+    def at(self, area: str) -> int:
+        """Where an area of shared memory begins."""
+        return sum(size for _, size in takewhile(lambda named: named[0] != area, self.footprint))
 
 
 def is_gradients(pipeline: Pipeline) -> bool:
@@ -195,7 +169,7 @@ def _slots(layout: Layout, where: str) -> int:
             f"{where}: sums of {parts} + {layout.operands} registers a thread = {layout.registers} > {REGISTER_LIMIT}",
             "cut the chain",
         )
-    fixed = layout.weight_bytes + layout.tile_bytes + layout.made_bytes + ONES_BYTES + 64
+    fixed = sum(layout.areas(0).values())
     slots = min(MOST_SLOTS, (SHARED_LIMIT - fixed) // (layout.rings * (layout.slot_bytes + 16)))
     if slots < layout.least:
         raise VerifyError(
