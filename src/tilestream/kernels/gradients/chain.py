@@ -114,7 +114,6 @@ class _Reader:
                 raise VerifyError(f"{_where(op)}: parts of a tensor have no place among gradients", "use whole tensors")
             if op.kind == "store":
                 self.stored[op.ins[0]] = op.params[0]
-        self.read_ops: list[int] = []
 
     def read(self) -> Chain:
         products = [op for op in self.stage.ops if op.kind == "product"]
@@ -127,7 +126,8 @@ class _Reader:
         while tile:
             layer, tile = self._layer(tile, over_rows, by_rows)
             layers.append(layer)
-        odd = next((op for n, op in enumerate(self.stage.ops) if n not in self.read_ops and not _plumbing(op)), None)
+        read = {id(op) for layer in layers for op in layer.members}
+        odd = next((op for op in self.stage.ops if id(op) not in read and op.kind not in ("load", "store")), None)
         if odd is not None:
             raise VerifyError(f"{_where(odd)}: a {odd.kind!r} that is no part of the chain", "move it elsewhere")
         last = layers[-1].result
@@ -161,42 +161,36 @@ class _Reader:
             raise VerifyError(f"{where}: {len(mine)} gradients of weights from one dY", "give each layer one")
         (product,) = mine
         assert product.out is not None
-        first = len(self.read_ops)
-        self._note(product)
         x = _operands(product)[1]
         makes: list[TileOp] = []
         sources: dict[str, str] = {}
         if x not in self.loaded:
             self._side(x, makes, sources)
-        given = (x, self.loaded.get(x, ""), tuple(makes), tuple(sources.items()))
         out, k = (int(a.size or 0) for a in product.out.axes)
         totals = [op for op in self.stage.ops if _is_total(op) and op.ins == (tile,)]
-        for op in totals[:1]:
-            self._note(op)
         bias = self._stored(totals[0]) if totals else ""
         steps = [op for op in by_rows if op.ins and op.ins[0] == tile]
         if len(steps) > 1 or (steps and len(steps[0].params) != 1):
             raise VerifyError(f"{where}: dY is multiplied by {len(steps)} weights", "a chain has one a layer")
-        if not steps:
-            members = self._members(first)
-            return Layer(product, self._stored(product), bias, *given, "", out, k, (), "", "", (), members), ""
-        (step,) = steps
-        assert step.out is not None
-        self._note(step)
-        weight = step.params[0]
-        lies = next(v for v in step.views if v.of == weight)
-        columns = tuple(a.name for a in step.out.axes if a != ROWS)
-        if lies.axes[1:] != columns or self.pipeline.tensor(weight).shape != (out, k):
-            raise VerifyError(f"{where}: dY [rows, {out}] takes a weight [{out}, {k}] as it lies", "turn it")
-        ops, streams, result = self._between(step.out.name, {_operands(op)[0] for op in over_rows})
+        weight, made, result, ops, streams = "", "", "", [], {}
+        for step in steps:
+            assert step.out is not None
+            weight, made = step.params[0], step.out.name
+            lies = next(v for v in step.views if v.of == weight)
+            columns = tuple(a.name for a in step.out.axes if a != ROWS)
+            if lies.axes[1:] != columns or self.pipeline.tensor(weight).shape != (out, k):
+                raise VerifyError(f"{where}: dY [rows, {out}] takes a weight [{out}, {k}] as it lies", "turn it")
+            ops, streams, result = self._between(made, {_operands(op)[0] for op in over_rows})
+        own = {id(op) for op in (product, *totals[:1], *makes, *steps, *ops)}
         layer = Layer(
-            product, self._stored(product), bias, *given, weight, out, k, ops, step.out.name, result, streams,
-            self._members(first),
+            product, self._stored(product), bias, x, self.loaded.get(x, ""), tuple(makes), tuple(sources.items()),
+            weight, out, k, tuple(ops), made, result, tuple(streams.items()),
+            tuple(op for op in self.stage.ops if id(op) in own),
         )  # fmt: skip
         further = any(_operands(op)[0] == result for op in over_rows)
         return layer, result if further else ""
 
-    def _between(self, made: str, wanted: set[str]) -> tuple[tuple[TileOp, ...], tuple[tuple[str, str], ...], str]:
+    def _between(self, made: str, wanted: set[str]) -> tuple[list[TileOp], dict[str, str], str]:
         """Elementwise ops from the product ``made`` to the next dY, or to what is stored; their loads; the result."""
         ops: list[TileOp] = []
         streams: dict[str, str] = {}
@@ -213,10 +207,9 @@ class _Reader:
                     self._side(name, ops, streams)
             if op.params:
                 raise VerifyError(f"{_where(op)}: vectors have no place in a backward chain", "use a row stream")
-            self._note(op)
             ops.append(op)
             current = op.out.name
-        return tuple(ops), tuple(streams.items()), current
+        return ops, streams, current
 
     def _side(self, name: str, ops: list[TileOp], streams: dict[str, str]) -> None:
         """A tile that a chain's op takes beside the chain: loaded, or made of one that is, elementwise."""
@@ -230,12 +223,7 @@ class _Reader:
             raise VerifyError(f"{_where(maker)}: a {maker.kind!r} beside a backward chain", "use a row stream")
         for each in maker.ins:
             self._side(each, ops, streams)
-        self._note(maker)
         ops.append(maker)
-
-    def _members(self, first: int) -> tuple[TileOp, ...]:
-        """What was noted from ``first`` on, in the order of the stage."""
-        return tuple(self.stage.ops[n] for n in sorted(set(self.read_ops[first:])))
 
     def _stored(self, op: TileOp) -> str:
         assert op.out is not None
@@ -243,17 +231,9 @@ class _Reader:
             raise VerifyError(f"{_where(op)}: a gradient that nobody stores", "store it")
         return self.stored[op.out.name]
 
-    def _note(self, op: TileOp) -> None:
-        self.read_ops.append(next(n for n, each in enumerate(self.stage.ops) if each is op))
-
     def _dtype(self) -> str:
-        tensors = {self.pipeline.tensor(name).dtype: name for name in self.loaded.values()}
-        tensors |= {
-            self.pipeline.tensor(name).dtype: name
-            for op in self.stage.ops
-            for name in op.params
-            if op.kind == "product"
-        }
+        weights = (name for op in self.stage.ops if op.kind == "product" for name in op.params)
+        tensors = {self.pipeline.tensor(name).dtype: name for name in (*self.loaded.values(), *weights)}
         if len(tensors) != 1 or next(iter(tensors)) not in ("bf16", "f16"):
             found = ", ".join(f"{name} {dtype}" for dtype, name in tensors.items())
             raise VerifyError(f"stage {self.stage.name!r} reads {found}", "use one dtype, bf16 or f16")
@@ -279,10 +259,6 @@ def _finite(op: TileOp) -> bool:
     """Whether an op may stand between two layers; a quotient where it divides by a number."""
     by_number = op.kind == "div" and op.attr("scalar") not in (None, 0.0) and not op.attr("reversed")
     return op.kind in FINITE or by_number
-
-
-def _plumbing(op: TileOp) -> bool:
-    return op.kind in ("load", "store")
 
 
 def _where(op: TileOp) -> str:
