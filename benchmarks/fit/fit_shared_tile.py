@@ -1,4 +1,4 @@
-"""Fits the constants of ``devices.shared_tile`` on the variants of G4 and G8, and judges all.
+"""Fits the constants of ``kernels.coefficients.shared_tile`` on the variants of G4 and G8, and judges all.
 
     python -m benchmarks.fit.fit_shared_tile
 
@@ -15,7 +15,7 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from tilestream import devices
-from tilestream.devices.shared_tile import SharedTileRates
+from tilestream.kernels.coefficients.shared_tile import Coefficients
 from tilestream.studies.flashfuser.hand_written import cost
 from tilestream.studies.flashfuser.measured import FIT, variants
 from tilestream.studies.flashfuser.truth import judged
@@ -41,14 +41,14 @@ FITTED = {
 PRIOR = 0.05
 
 
-def fit() -> SharedTileRates:
+def fit() -> Coefficients:
     """The constants that are nearest to the times of the shapes ``FIT``, by least squares of their logarithms."""
     device = devices.get("h200")
     rows = [v for v in variants() if v.shape in FIT]
     start = np.log(list(FITTED.values()))
 
-    def made(logs: np.ndarray) -> SharedTileRates:
-        return replace(SharedTileRates(), **dict(zip(FITTED, map(float, np.exp(logs)), strict=True)))
+    def made(logs: np.ndarray) -> Coefficients:
+        return replace(Coefficients(), **dict(zip(FITTED, map(float, np.exp(logs)), strict=True)))
 
     def errors(logs: np.ndarray) -> np.ndarray:
         rates = made(logs)

@@ -79,8 +79,8 @@ def measure(name: str, rows: int, autotune: bool) -> dict[str, object]:
     best = min((us, arm) for arm, us in times.items() if arm != "tilestream")
     return {
         "case": name, "rows": rows, "us": times, "errors": errors, "same_bits": same, "best_other": best[1],
-        "speedup": best[0] / times["tilestream"], "predicted_us": predicted.total_s * 1e6,
-        "floor_us": predicted.floor_s * 1e6,
+        "speedup": best[0] / times["tilestream"], "predicted_us": predicted.us,
+        "floor_us": 1e6 * max(predicted["tensor"].seconds, predicted["dram"].seconds),
     }  # fmt: skip
 
 

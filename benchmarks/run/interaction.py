@@ -28,7 +28,7 @@ from tilestream.apps.models import find
 from tilestream.bench.timing import captured, interleaved, poisoned_replay
 from tilestream.cuda import interaction as kernels
 from tilestream.graph.interaction.op import interaction, interaction_backward, multiplied, picked, stacked
-from tilestream.plan.interaction import Sizes, ours_s
+from tilestream.plan.interaction import Sizes, ours
 from tilestream.run.backend import tilestream
 from tilestream.run.time_interaction import Operands, operands
 from tilestream.run.timing import Captured, timed_side_by_side
@@ -94,7 +94,8 @@ def measure(batch: int, backward: bool, tables: int, warps: list[int | None], au
         errors[arm] = float((result.double() - want).norm() / want.norm())
     times = {arm: t.us for arm, t in interleaved(graphs).items()}
     size = sizes.backward_bytes if backward else sizes.forward_bytes
-    predicted = ours_s(sizes, True, device) - ours_s(sizes, False, device) if backward else ours_s(sizes, False, device)
+    parts = ours(sizes, backward, device)
+    predicted = parts["backward" if backward else "forward"].seconds
     others = {arm: us for arm, us in times.items() if not arm.startswith("tilestream")}
     best = min(others, key=others.__getitem__)
     mine = min(us for arm, us in times.items() if arm.startswith("tilestream"))

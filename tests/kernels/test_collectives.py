@@ -17,8 +17,8 @@ from tilestream.cuda.compile import compile_source
 from tilestream.cuda.exchange import BLOCK_BYTES, GATHERS, Exchange, Kind
 from tilestream.cuda.host.build import HostRace, HostRun, HostTrap, Mutation
 from tilestream.cuda.host.exchange import exchange_on_host
-from tilestream.devices.shared_tile import H200_GENERATED
 from tilestream.errors import VerifyError
+from tilestream.kernels.coefficients.shared_tile import H200_GENERATED
 from tilestream.kernels.product.sharing import Middle
 
 on_host = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")

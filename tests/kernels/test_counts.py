@@ -13,13 +13,14 @@ from tilestream import cuda, devices
 from tilestream.cuda import sass
 from tilestream.cuda.compile import compile_source, compiler_version
 from tilestream.ir.pipeline import Pipeline, Residency, Shard
+from tilestream.kernels.costs import overlapped
 from tilestream.kernels.stream.build import build
 from tilestream.kernels.stream.chunks import product_chunks
 from tilestream.kernels.stream.counts import StepCounts, code_apart, code_size, counts
 from tilestream.kernels.stream.input_ring import ISSUE_S, Arrivals
 from tilestream.kernels.stream.layout import Layout, lay_out
 from tilestream.kernels.stream.model import Schedule
-from tilestream.kernels.stream.stage_cost import overlapped, stage_cost
+from tilestream.kernels.stream.stage_cost import stage_cost
 from tilestream.options import Options
 from tilestream.plan.cost import predict
 from tilestream.plan.planner import plan

@@ -144,7 +144,7 @@ def test_a_layer_costs_less_than_its_half_of_two() -> None:
 
     def us(layer: Layer, split: Split) -> float:
         p = shared(layer, split)
-        return shared_tile_cost(build(p.stages[0], p), 16, H200).total_s * 1e6
+        return shared_tile_cost(build(p.stages[0], p), 16, H200).seconds * 1e6
 
     few, many = Split(1, 64, Tail.NONE, tile_rows=16), Split(2, 64, Tail.CLUSTER, tile_rows=16)
     assert us(LLAMA, many) < us(LLAMA, few)

@@ -198,7 +198,7 @@ def test_a_turn_more_costs_no_launch() -> None:
     s = build(p.stages[0], p)
     assert s.alone and (s.launched(4224), s.launched(4225)) == (132, 136)
     once, twice = (shared_tile_cost(s, rows, get("h200")) for rows in (4224, 2 * 4224))
-    assert once.total_s < twice.total_s < 2 * once.total_s
+    assert once.seconds < twice.seconds < 2 * once.seconds
 
 
 @pytest.mark.nvrtc

@@ -91,7 +91,7 @@ def pairs(name: str) -> list[tuple[float, float]]:
         split = split_of(f"shared {arm}", 128)
         assert split is not None
         p = share_tile(BLOCKS[name].program(), split)
-        made.append((1e6 * shared_tile_cost(build(p.stages[0], p), 128, devices.get("h200"), cold=False).total_s, us))
+        made.append((1e6 * shared_tile_cost(build(p.stages[0], p), 128, devices.get("h200"), cold=False).seconds, us))
     return made
 
 

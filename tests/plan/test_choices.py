@@ -118,7 +118,7 @@ def test_a_plan_that_is_kept_keeps_what_was_shown() -> None:
 def test_sums_of_gradients_have_a_prediction_like_any_pipeline() -> None:
     """It was a bare TypeError."""
     made = predict(STATIONARY, 65_536, H200)
-    assert made.us > 0 and made.launches[0].limit in ("tensor", "dram", "l2")
+    assert made.us > 0 and made.parts[0].limit in ("tensor", "own share", "dram", "l2")
 
 
 def test_a_training_step_is_planned_anew_for_another_device() -> None:

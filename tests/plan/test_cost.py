@@ -16,10 +16,11 @@ from strategies import pipelines
 from tilestream import devices
 from tilestream.ir.pipeline import Pipeline, Queue, Residency, Role, Shard, Transport
 from tilestream.ir.sizes import bytes_of, padded_flops, phases, steps_of
-from tilestream.ir.traffic import l2_of
+from tilestream.ir.traffic import l2_of, traffic
+from tilestream.kernels.stream.stage_cost import stage_cost
 from tilestream.options import Options
 from tilestream.plan.candidates import FALLBACK
-from tilestream.plan.cost import predict, stage_cost, traffic
+from tilestream.plan.cost import predict
 from tilestream.plan.passes import split_bulk, split_spatial
 from tilestream.plan.planner import plan
 
@@ -125,7 +126,7 @@ def test_dram_counts_every_tensor_that_is_used_exactly(p, rows):
 def test_time_is_positive_and_no_less_than_the_memory_takes(p, rows):
     made = predict(p, rows, H200)
     assert made.seconds >= traffic(p, rows).dram / H200.dram_bytes_per_s
-    assert made.us > 0 and all(launch.limit for launch in made.launches)
+    assert made.us > 0 and all(launch.limit for launch in made.parts)
 
 
 @settings(max_examples=30, deadline=None)

@@ -101,7 +101,7 @@ def test_there_is_one_prediction_of_it(hidden: int, launches: int) -> None:
     """The cost model of chains, of all launches, in the text, the JSON, by part and in ``simulate``."""
     a = step(hidden)
     (chain,) = chains(a)
-    us = sum(cost(p, ROWS, H200).total_s for p in chain.launches) * 1e6
+    us = sum(cost(p, ROWS, H200).seconds for p in chain.launches) * 1e6
     data = Report(a).json()
     (launch,) = [x for x in data["launches"] if x["what"] == "backward chain"]
     (part,) = [x for x in data["parts"] if x["part"] == "backward chains"]

@@ -268,7 +268,7 @@ def test_balance_leaves_no_sm_idle_and_gives_work_its_share():
 @pytest.mark.parametrize("sms", [8, 9, 20, 132])
 def test_balance_is_optimal(sms):
     """Against the closed form: the best bottleneck over all whole splits, by bisection."""
-    from tilestream.plan.cost import stage_cost
+    from tilestream.kernels.stream.stage_cost import stage_cost
 
     device = H200.with_sms(sms)
     p = choose_residency(choose_placement(split_spatial(nerf(), device), device), device)

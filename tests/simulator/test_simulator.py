@@ -16,8 +16,9 @@ from tilestream import devices
 from tilestream.errors import PipelineDeadlock
 from tilestream.ir.pipeline import Pipeline, Queue, Stage
 from tilestream.ir.sizes import tiles_of
+from tilestream.ir.traffic import traffic
 from tilestream.options import Options
-from tilestream.plan.cost import predict, traffic
+from tilestream.plan.cost import predict
 from tilestream.plan.planner import plan
 from tilestream.simulator import Simulation, simulate
 from tilestream.simulator.from_pipeline import launch_of

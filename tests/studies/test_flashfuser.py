@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 
 from tilestream import devices
 from tilestream.cli.main import app
-from tilestream.devices.shared_tile import H200_SHARED_TILE
 from tilestream.errors import OptionError
+from tilestream.kernels.coefficients.shared_tile import H200_SHARED_TILE
 from tilestream.kernels.product.sharing import Middle
 from tilestream.plan import margins
 from tilestream.studies.flashfuser import generated, measured, paper, reproduce, truth

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from tilestream import devices
-from tilestream.devices.shared_tile import dsm_bytes_per_s
 from tilestream.errors import PlanError
 from tilestream.ir.axes import Level
 from tilestream.ir.taps import pictures
 from tilestream.ir.verify import verify
+from tilestream.kernels.coefficients.shared_tile import dsm_bytes_per_s
 from tilestream.kernels.fits import verify_on
 from tilestream.kernels.product.shared_tile import Tail as sums
 from tilestream.kernels.product.shared_tile import build
@@ -157,8 +157,8 @@ def test_more_of_anything_never_takes_less() -> None:
 def test_one_cta_alone_has_one_sms_tensor_cores() -> None:
     v = HandWritten(128, 1, 1, 256, 64, Middle.NONE, Tail.STORE, 1, 64, 64, 6, 3)
     found = cost(Chain("c", 128, 256, 512, 64), v, H200)
-    assert found.limits[0] == "tensor cores" and found.exchange == 0
-    assert found.product0 >= 2 * 128 * 256 * 512 * H200.sms / H200.tensor_flops["bf16"]
+    assert found["product0"].limit == "tensor cores" and found["exchange"].seconds == 0
+    assert found["product0"].seconds >= 2 * 128 * 256 * 512 * H200.sms / H200.tensor_flops["bf16"]
 
 
 # -- the compiler's search
@@ -175,7 +175,7 @@ def test_every_choice_is_a_kernel_of_the_compilers_own_search() -> None:
         verify_on(k.pipeline, H200)
         schedule = build(k.pipeline.stages[0], k.pipeline, H200.shared_bytes_per_cta)
         assert k.split is not None and (schedule.groups, schedule.tail) == (k.split.groups, k.split.tail)
-        assert k.predicted_us == pytest.approx(1e6 * shared_tile_cost(schedule, G6.m, H200).total_s)
+        assert k.predicted_us == pytest.approx(1e6 * shared_tile_cost(schedule, G6.m, H200).seconds)
 
 
 def test_a_fixed_order_of_sums_costs_time() -> None:

@@ -1,73 +1,103 @@
-"""What stages and launches are predicted to take: the numbers that every family of kernels fills in."""
+"""What a launch asks for, and the one function that makes seconds of that: every family of kernels only counts.
+
+Rates are the device's, or regression coefficients (``kernels.coefficients``) that were taken to the device.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 SHARING = 4.0
-"""Exponent of a sum of what overlaps but not wholly: of two equal parts, 1.19 times one. It stays above the longest."""
+"""Exponent of a sum of what overlaps but not wholly: of two equal parts, 1.19 times one. It stays above the longest.
+Chosen with the constants of ``devices/device.py``, by README's cases (benchmarks/fit/cost_truth.py)."""
+
+Together = Callable[[Sequence[float]], float]
+"""Seconds of parts from those of each."""
 
 
 @dataclass(frozen=True)
-class StageCost:
-    """Seconds of one step of a stage on one SM, by what takes them; ``step_s`` is the time between steps.
+class Amount:
+    """``amount`` bytes, FLOPs or instructions of a resource that does ``per_s`` of them a second; or, at a rate of 1,
+    seconds of waits that nothing shortens."""
 
-    ``tensor_s``: wgmma of all tiles of the step. ``shared_s``: what shared memory carries for them. ``lane_s``:
-    epilogues of one warpgroup, each instruction behind the one before. ``inputs_s``: waits for inputs, as the input
-    ring is too short for those to be on their way in time; ``first_s``: those of the first tile beyond that.
-    ``weights_s``: streamed weights through the SM's port.
-    ``queue_s``: exposed part of the hand-over of the step's input. ``scattered``: bytes of the L2 beyond those of the
-    values, for stores of parts of sectors.
-    """
+    name: str
+    amount: float
+    per_s: float = 1.0
 
-    stage: str
-    replicas: int
-    tiles_per_step: int
-    tensor_s: float
-    shared_s: float
-    lane_s: float
-    inputs_s: float
-    weights_s: float
-    queue_s: float
-    step_s: float
-    scattered: float = 0.0
-    first_s: float = 0.0
+    @property
+    def seconds(self) -> float:
+        return self.amount / self.per_s
 
     @property
     def limit(self) -> str:
-        parts = {
-            "tensor": self.tensor_s,
-            "shared memory": self.shared_s,
-            "epilogue": self.lane_s,
-            "inputs": self.inputs_s,
-            "weights": self.weights_s,
-            "queue": self.queue_s,
-        }
-        return max(parts, key=lambda k: parts[k])
+        return self.name
 
 
 @dataclass(frozen=True)
-class LaunchCost:
-    """One launch: ``stages_s`` (slowest stage), ``dram_s`` and ``l2_s`` side by side; plus ``fill_s`` and the launch.
-
-    ``stages`` is empty for a library kernel.
-    """
+class Counts:
+    """Parts of a launch, or of a part of one, and how they run: one after another, or side by side; ``times`` over."""
 
     name: str
-    stages: tuple[StageCost, ...]
-    stages_s: float
-    dram_s: float
-    l2_s: float
-    fill_s: float
-    total_s: float
-    limit: str
+    parts: tuple[Counts | Amount, ...]
+    together: Together = sum
+    times: float = 1.0
+
+    @property
+    def seconds(self) -> float:
+        """Predicted: this is where counts become time."""
+        return self.times * self.together([part.seconds for part in self.parts])
+
+    @property
+    def us(self) -> float:
+        return self.seconds * 1e6
+
+    @property
+    def limit(self) -> str:
+        """The resource or the wait that takes longest, in the longest of the parts."""
+        return max(self.parts, key=lambda part: part.seconds).limit
+
+    def __getitem__(self, name: str) -> Counts | Amount:
+        """The part of that name, at any depth; raises ``KeyError``."""
+        for part in self.parts:
+            if part.name == name:
+                return part
+            if isinstance(part, Counts) and name in part:
+                return part[name]
+        raise KeyError(name)
+
+    def __contains__(self, name: str) -> bool:
+        return any(part.name == name or (isinstance(part, Counts) and name in part) for part in self.parts)
+
+
+def shared(seconds: Sequence[float], power: float) -> float:
+    """Of parts side by side that get in each other's way: more than the longest, less than the sum."""
+    longest = max(seconds)
+    if longest <= 0:
+        return 0.0
+    return longest * sum((s / longest) ** power for s in seconds) ** (1 / power)
+
+
+def hidden(seconds: Sequence[float], share: float) -> float:
+    """Of parts side by side of which only a ``share`` of all but the longest hides behind it."""
+    longest = max(seconds)
+    return longest + (1 - share) * (sum(seconds) - longest)
+
+
+def overlapped(*seconds: float) -> float:
+    """``shared`` by ``SHARING``."""
+    return shared(seconds, SHARING)
+
+
+beside: Together = partial(shared, power=SHARING)
 
 
 @dataclass(frozen=True)
 class ClosedForm:
-    """A family whose time is a formula and not events. Its CTAs wait for each other in ways that the event loop does
-    not know (a tile shared by columns, units dealt over the grid, sums that meet in the L2), and were measured as
-    wholes.
+    """A family whose time is that of its counts as a whole, and not events. Its CTAs wait for each other in ways that
+    the event loop does not know (a tile shared by columns, units dealt over the grid, sums that meet in the L2), and
+    were measured as wholes.
 
     ``name`` of the kernels, in plural; mean absolute ``error`` of their times on an H200, measured on ``kernels``
     (docs/cost-model.md has where).
@@ -76,11 +106,3 @@ class ClosedForm:
     name: str
     error: float
     kernels: str
-
-
-def overlapped(*seconds: float) -> float:
-    """Of parts that run side by side and get in each other's way: more than the longest, less than the sum."""
-    longest = max(seconds)
-    if longest <= 0:
-        return 0.0
-    return longest * sum((s / longest) ** SHARING for s in seconds) ** (1 / SHARING)

@@ -11,7 +11,7 @@ from typing import ClassVar
 from tilestream.devices import Device
 from tilestream.errors import QueueTimeout, TilestreamError, VerifyError
 from tilestream.ir.pipeline import Pipeline, Stage
-from tilestream.kernels.costs import ClosedForm, LaunchCost
+from tilestream.kernels.costs import ClosedForm, Counts
 from tilestream.kernels.parts.source import Call, KernelSource, Part, Space
 from tilestream.kernels.stream.tables import PackSpec
 
@@ -104,9 +104,9 @@ class Kernel(ABC):
         """Clusters that must be resident at once, and CTAs of each; none where only CTAs must."""
         return 0, 1
 
-    def cost(self, rows: int, device: Device) -> LaunchCost | None:
-        """What a launch takes where that is a closed form; None where its stages say it."""
-        return None
+    @abstractmethod
+    def cost(self, rows: int, device: Device) -> Counts:
+        """What a launch on ``rows`` rows asks for, and so its predicted time."""
 
     # -- how it is run
 

@@ -24,7 +24,7 @@ def question(
     """
 
     def propose() -> tuple[Candidate, ...]:
-        us = sum(cost(p, rows, device).total_s for p in joined.pipelines) * 1e6
+        us = sum(cost(p, rows, device).seconds for p in joined.pipelines) * 1e6
         why = "" if forced else _why_apart(joined, timed)
         return Candidate(STRATEGY, joined.pipelines[0], us, rejected=why), Candidate(FALLBACK, None, apart_us)
 

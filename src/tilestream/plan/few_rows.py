@@ -198,5 +198,5 @@ def _ranked(program: Pipeline, wanted: Iterable[Split], rows: int, device: Devic
             schedule = build(made.stages[0], made, device.shared_bytes_per_cta)
         except VerifyError:
             continue
-        found.append((shared_tile_cost(schedule, rows, device).total_s, split))
+        found.append((shared_tile_cost(schedule, rows, device).seconds, split))
     return [split for _, split in sorted(found, key=lambda each: each[0])]

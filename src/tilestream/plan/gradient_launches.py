@@ -19,7 +19,7 @@ from tilestream.options import Options
 from tilestream.plan import margins
 from tilestream.plan.candidates import FALLBACK, Candidate
 from tilestream.plan.chooser import Question
-from tilestream.plan.gradients import STRATEGY, Gradient, library_s, weight_gradients
+from tilestream.plan.gradients import STRATEGY, Gradient, library, weight_gradients
 
 BULK_BYTES = 16
 
@@ -124,7 +124,7 @@ def gradient_launches(sites: Sequence[GradientSite], hardware: Device, maker: Ma
 def question(launch: GradientLaunch, hardware: Device, forced: bool = False) -> Question:
     """Whether a launch runs as stationary sums or by the library's kernels.
 
-    Predicted by ``library_s``, not by the event loop: the latter's kernels of such sums are too fast (three layers 64
+    Predicted by ``library``, not by the event loop: the latter's kernels of such sums are too fast (three layers 64
     wide take Inductor 109 us at 262,144 rows, measured), and a GPU, where both are timed, would choose otherwise.
 
     Args:
@@ -136,8 +136,8 @@ def question(launch: GradientLaunch, hardware: Device, forced: bool = False) -> 
     pipeline = launch.pipeline(hardware)
 
     def propose() -> tuple[Candidate, ...]:
-        ours_us = cost(pipeline, launch.rows, hardware).total_s * 1e6
-        library_us = library_s(launch.layers, launch.rows, hardware) * 1e6
+        ours_us = cost(pipeline, launch.rows, hardware).seconds * 1e6
+        library_us = library(launch.layers, launch.rows, hardware).us
         return Candidate(STRATEGY, pipeline, ours_us), Candidate(FALLBACK, None, library_us)
 
     def decides() -> list[object]:

@@ -10,6 +10,7 @@ from tilestream.devices import Device
 from tilestream.errors import PlanError
 from tilestream.ir.axes import ROWS, Axis, Level, Loop, Spread, along
 from tilestream.ir.pipeline import DTYPE_BYTES, TILE_ROWS, Pipeline, Role, Stage, Tensor, Tile, TileOp
+from tilestream.kernels.costs import Amount, Counts
 from tilestream.kernels.gradients.layouts import COLUMNS, GROUPS
 from tilestream.kernels.gradients.model import MOST_CHUNKS
 
@@ -129,18 +130,22 @@ def _stage(n: int, layer: Gradient, splits: int) -> tuple[Stage, tuple[Tensor, .
     return Stage(f"layer{n}", tuple(made), (Loop(rows, TILE_ROWS),), mesh), tuple(tensors)
 
 
-def library_s(layers: Sequence[Gradient], rows: int, device: Device) -> float:
-    """Predicted time of the same by a library: a product a layer whose rows it splits, a kernel that adds up what comes
-    of them, and a sum that reads dY once more."""
-    total = 0.0
+def library(layers: Sequence[Gradient], rows: int, device: Device) -> Counts:
+    """The same by a library: a product a layer whose rows it splits, a kernel that adds up what comes of them, and a
+    sum that reads dY once more."""
+    made = []
     for layer in layers:
         rate, size = LIBRARY_SHARE * device.tensor_flops[layer.dtype], DTYPE_BYTES[layer.dtype]
-        flops, read = 2 * rows * layer.out * layer.k, rows * (layer.out + layer.k) * size
-        total += max(flops / rate, read / device.dram_bytes_per_s) + 2 * device.launch_s
-        total += bias_s([layer], rows, device)
-    return total
+        product = (
+            Amount("tensor", 2 * rows * layer.out * layer.k, rate),
+            Amount("dram", rows * (layer.out + layer.k) * size, device.dram_bytes_per_s),
+        )
+        launches = Amount("launch", 2 * device.launch_s)
+        made.append(Counts(layer.weight, (Counts("product", product, max), launches, bias([layer], rows, device))))
+    return Counts("kernels of a library", tuple(made))
 
 
-def bias_s(layers: Sequence[Gradient], rows: int, device: Device) -> float:
+def bias(layers: Sequence[Gradient], rows: int, device: Device) -> Amount:
     """The least that sums of their own take for the biases: dY read once."""
-    return sum(rows * layer.out * DTYPE_BYTES[layer.dtype] for layer in layers if layer.bias) / device.dram_bytes_per_s
+    read = sum(rows * layer.out * DTYPE_BYTES[layer.dtype] for layer in layers if layer.bias)
+    return Amount("dram", read, device.dram_bytes_per_s)

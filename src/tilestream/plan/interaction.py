@@ -19,6 +19,7 @@ from tilestream.graph.interaction import (
 )
 from tilestream.graph.nodes import value
 from tilestream.graph.sizes import hint
+from tilestream.kernels.costs import Amount, Counts
 from tilestream.options import Options
 from tilestream.plan.chooser import Question, alternative, decide, kept
 from tilestream.plan.values import Moved
@@ -117,7 +118,7 @@ def kind_of(site: Interaction) -> Kind:
 
 def question(kind: Kind, device: Device, forced: bool = False) -> Question:
     """Whether an interaction runs as kernels of ours, forward or both passes, or as the library's."""
-    ours_us, library_us = (1e6 * f(kind.sizes, kind.training, device) for f in (ours_s, library_s))
+    ours_us, library_us = (count(kind.sizes, kind.training, device).us for count in (ours, library))
     return alternative("interaction", kind, device, (ours_us, library_us), forced)
 
 
@@ -174,18 +175,22 @@ def work_of(node: fx.Node) -> Stream:
     return Stream(elements, slots=sizes.forward_slots if forward else sizes.backward_slots, touched=float(read))
 
 
-def ours_s(sizes: Sizes, training: bool, device: Device) -> float:
-    """Seconds of our kernels, forward or both: memory or issue, and a launch each."""
+def ours(sizes: Sizes, training: bool, device: Device) -> Counts:
+    """Our kernels, forward or both: memory or issue, and a launch each."""
     apart = (LOOKUP - 1) * sizes.rows_bytes * sizes.looked_up / sizes.vectors
-    passes = [(sizes.forward_bytes + apart, sizes.forward_slots)]
+    passes = [("forward", sizes.forward_bytes + apart, sizes.forward_slots)]
     if training:
-        passes.append((sizes.backward_bytes + apart, sizes.backward_slots))
-    start = device.launch_s + device.ramp_s + 2 * LOOKUP_S  # an index, and the rows that it names
-    return sum(max(size / device.dram_bytes_per_s, slots / device.simt_flops) + start for size, slots in passes)
+        passes.append(("backward", sizes.backward_bytes + apart, sizes.backward_slots))
+    start = Amount("launch", device.launch_s + device.ramp_s + 2 * LOOKUP_S)  # an index, and the rows that it names
+    made = []
+    for name, moved, slots in passes:
+        streams = (_dram(moved, device), Amount("lanes", slots, device.simt_flops))
+        made.append(Counts(name, (Counts("streams", streams, max), start)))
+    return Counts("interaction", tuple(made))
 
 
-def library_s(sizes: Sizes, training: bool, device: Device) -> float:
-    """Seconds of the library's kernels if memory alone bounds them: rows gathered, products, picked and joined.
+def library(sizes: Sizes, training: bool, device: Device) -> Counts:
+    """The library's kernels if memory alone bounds them: rows gathered, products, picked and joined.
 
     Backward: products put back, twice multiplied by the rows that were saved, and added.
     """
@@ -195,7 +200,11 @@ def library_s(sizes: Sizes, training: bool, device: Device) -> float:
     if training:
         moved += 2 * sizes.rows_bytes + 4 * sizes.rows_bytes + 2 * SQUARES * square
         kernels += 5
-    return moved / device.dram_bytes_per_s + kernels * device.launch_s
+    return Counts("kernels of a library", (_dram(moved, device), Amount("launch", kernels * device.launch_s)))
+
+
+def _dram(moved: float, device: Device) -> Amount:
+    return Amount("dram", moved, device.dram_bytes_per_s)
 
 
 def _listed(node: fx.Node, position: int) -> list[fx.Node | None]:

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
-from tilestream.devices.shared_tile import H200_GENERATED
 from tilestream.graph.region import Region
 from tilestream.graph.sizes import hint
 from tilestream.ir.pipeline import DTYPE_BYTES
+from tilestream.kernels.coefficients.shared_tile import H200_GENERATED
 from tilestream.options import Options
 
 WEIGHT_BYTES_PER_S = 0.13e12

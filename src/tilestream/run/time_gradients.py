@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tilestream.ir.dtypes import TORCH_DTYPES
 from tilestream.plan.candidates import FALLBACK, Candidate
-from tilestream.plan.gradients import Gradient, bias_s
+from tilestream.plan.gradients import Gradient, bias
 from tilestream.run.call import RegionCall
 from tilestream.run.made_up import check_room
 from tilestream.run.spec import RegionSpec
@@ -39,7 +39,7 @@ def gradients_trial(spec: RegionSpec, layers: Sequence[Gradient], rows: int, tar
         return made
 
     def beside_us(candidate: Candidate) -> float:
-        return bias_s(layers, rows, target.hardware) * 1e6 if candidate.strategy == FALLBACK else 0.0
+        return bias(layers, rows, target.hardware).seconds * 1e6 if candidate.strategy == FALLBACK else 0.0
 
     make = partial(_operands, names, layers, rows, target.device)
     return Trial("weight gradients", make, call, plain, beside_us=beside_us)

@@ -9,7 +9,7 @@ bandwidth, CTAs that share an SM. Kernels whose CTAs wait for each other in othe
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -28,12 +28,12 @@ from tilestream.kernels.families import kernel_of
 from tilestream.kernels.kernel import Kernel
 from tilestream.simulator.from_axes import implied, mesh_workload
 from tilestream.simulator.from_pipeline import launches_of
-from tilestream.simulator.launch import LaunchResult
+from tilestream.simulator.launch import MOST_TILES, LaunchResult
 from tilestream.simulator.launch import simulate as simulate_launch
 from tilestream.simulator.run import LaunchRun, Run, StageRun, run
 from tilestream.simulator.spans import Simulation, Span
 from tilestream.simulator.tables import moved
-from tilestream.simulator.workload import Workload
+from tilestream.simulator.workload import SimLaunch, Workload
 
 __all__ = ["LaunchRun", "Run", "Simulation", "Span", "StageRun", "run", "simulate"]
 
@@ -85,29 +85,13 @@ def _any_axes(pipeline: Pipeline, size: Mapping[str, int], device: Device) -> Si
     kernel = kernel_of(pipeline)
     if kernel.closed_form is not None and not kernel.refusal:
         return _by_form(kernel, kernel.closed_form, counted, size, device)
-    try:
-        found = run(counted, device)
-    except WorkloadError as failure:
-        raise _told(failure) from failure
-    waits = {s.name: {why: t * 1e6 for why, t in s.waits.items()} for r in found.launches for s in r.stages}
-    utilisation = dict(found.busy)
-    for launch, made in zip(found.launches, counted.launches, strict=True):
-        ctas = {s.name: s.ctas for s in made.stages}
-        utilisation |= {s.name: s.busy_s / (ctas[s.name] * launch.seconds) for s in launch.stages}
+    levels = _levels(pipeline, size)
+    return _ran(pipeline, size.get(ROWS.name, 0), device, [[k] for k in counted.launches], levels, most=MOST_TILES)
+
+
+def _levels(pipeline: Pipeline, size: Mapping[str, int]) -> dict[str, int]:
     written = plain(pipeline)
-    return Simulation(
-        pipeline.name,
-        device.name,
-        size.get(ROWS.name, 0),
-        found.time_s * 1e6,
-        tuple(r.seconds * 1e6 for r in found.launches),
-        (),
-        mesh_traffic(written, {**written.sizes(), **size}),
-        utilisation,
-        exact=found.exact,
-        simulated_rows=size.get(ROWS.name, 0),
-        waits_us=waits,
-    )
+    return mesh_traffic(written, {**written.sizes(), **size})
 
 
 def _by_form(
@@ -115,8 +99,7 @@ def _by_form(
 ) -> Simulation:
     """The time of a closed form, and what ``counted`` moves and multiplies in it; nothing is known of single steps."""
     pipeline, rows = kernel.launch, size[ROWS.name]
-    cost = kernel.cost(rows, device) if rows > 0 else None
-    seconds = 0.0 if cost is None else cost.total_s
+    seconds = kernel.cost(rows, device).seconds if rows > 0 else 0.0
     amounts = [moved(launch, device) for launch in counted.launches]
     dtype = next((s.work.dtype for s in counted.stages() if s.work.tensor_flops), "bf16")
     busy_s = {
@@ -124,7 +107,6 @@ def _by_form(
         "dram": sum(a.dram for a in amounts) / device.dram_bytes_per_s,
         "l2": sum(a.l2 for a in amounts) / device.l2_shared_bytes_per_s,
     }
-    written = plain(pipeline)
     return Simulation(
         pipeline.name,
         device.name,
@@ -132,7 +114,7 @@ def _by_form(
         seconds * 1e6,
         (seconds * 1e6,),
         (),
-        mesh_traffic(written, {**written.sizes(), **size}),
+        _levels(pipeline, size),
         {name: min(1.0, busy / seconds) for name, busy in busy_s.items()} if seconds else {},
         simulated_rows=rows,
         note=f"by the closed form of {form.name}, as a whole",
@@ -169,24 +151,44 @@ def _extrapolated(pipeline: Pipeline, rows: int, device: Device, most_steps: int
 
 
 def _exact(pipeline: Pipeline, rows: int, device: Device, spans: bool) -> Simulation:
-    start_us = 0.0
+    traced = cut_at_dram(pipeline) if spans else ()
+    levels = traffic(pipeline, rows).levels()
+    return _ran(pipeline, rows, device, launches_of(pipeline, rows, device), levels, traced)
+
+
+def _ran(
+    pipeline: Pipeline,
+    rows: int,
+    device: Device,
+    launches: Sequence[Sequence[SimLaunch]],
+    levels: dict[str, int],
+    traced: Sequence[Pipeline] = (),
+    most: int = sys.maxsize,
+) -> Simulation:
+    """The kernels of each launch through the event loop.
+
+    Args:
+        levels: bytes of each level. traced: what each launch is, where spans are wanted.
+        most: tiles of a kernel, beyond which some are joined.
+    """
+    start_us, exact = 0.0, True
     launches_us: list[float] = []
     made: list[Span] = []
     utilisation: dict[str, float] = {}
     waits_us: dict[str, dict[str, float]] = {}
     busy_s = {"tensor": 0.0, "l2": 0.0, "dram": 0.0}
-    parts = cut_at_dram(pipeline)
-    for number, (launch, kernels) in enumerate(zip(parts, launches_of(pipeline, rows, device), strict=True)):
+    for number, kernels in enumerate(launches):
         begun_us = start_us
         for kernel in kernels:
             try:
-                found = simulate_launch(kernel, device, device.arbiters, most=sys.maxsize, trace=spans)
+                found = simulate_launch(kernel, device, device.arbiters, most=most, trace=bool(traced))
             except WorkloadError as failure:
                 raise _told(failure) from failure
             for name in busy_s:
                 busy_s[name] += found.busy_s[name]
-            if spans:
-                made += _spans(found, launch, rows, number, start_us)
+            exact = exact and found.coarse == 1
+            if traced:
+                made += _spans(found, traced[number], rows, number, start_us)
             for stage, busy, waits in zip(found.launch.stages, found.stage_busy_s, found.waits, strict=True):
                 utilisation[stage.name] = busy / (stage.ctas * found.seconds)
                 waits_us[stage.name] = {why: seconds * 1e6 for why, seconds in waits.items()}
@@ -200,8 +202,9 @@ def _exact(pipeline: Pipeline, rows: int, device: Device, spans: bool) -> Simula
         start_us,
         tuple(launches_us),
         tuple(sorted(made, key=lambda s: (s.start_us, s.worker))),
-        traffic(pipeline, rows).levels(),
+        levels,
         utilisation,
+        exact=exact,
         simulated_rows=rows,
         waits_us=waits_us,
     )

@@ -7,7 +7,7 @@ from functools import cached_property
 
 from tilestream.devices import Device
 from tilestream.ir.pipeline import DTYPE_BYTES, TILE_ROWS, Pipeline, Role, Stage
-from tilestream.kernels.costs import ClosedForm, LaunchCost
+from tilestream.kernels.costs import ClosedForm, Counts
 from tilestream.kernels.gradients import chain_cost, sums_cost
 from tilestream.kernels.gradients.emit import THREADS, emit
 from tilestream.kernels.gradients.model import Schedule, builds, is_chain, is_gradients
@@ -49,18 +49,9 @@ class GradientKernel(Kernel):
         s = next(s for s in self.schedules if s.stage.name == stage.name)
         return Footprint(s.shared_bytes, s.layout.registers, s.footprint)
 
-    def cost(self, rows: int, device: Device) -> LaunchCost:
-        if self.is_chain:
-            chain = chain_cost.cost(self.launch, rows, device)
-            work = max(chain.flops_s, chain.shared_s + chain.lanes_s)
-            limit = "dram" if chain.dram_s > work else "work of the SMs"
-            return LaunchCost(self.launch.name, (), work, chain.dram_s, 0.0, chain.exchange_s, chain.total_s, limit)
-        made = sums_cost.cost(self.launch, rows, device)
-        parts = {"tensor": max(made.flops_s, made.longest_s), "dram": made.dram_s, "l2": made.l2_s}
-        limit = max(parts, key=lambda k: parts[k])
-        return LaunchCost(
-            self.launch.name, (), parts["tensor"], made.dram_s, made.l2_s, made.exchange_s, made.total_s, limit
-        )
+    def cost(self, rows: int, device: Device) -> Counts:
+        family = chain_cost if self.is_chain else sums_cost
+        return family.cost(self.launch, rows, device)
 
     def _emit(self, stamped: bool, annotate: bool) -> KernelSource:
         return emit(self.launch)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import ceil, prod
 
-from tilestream.devices import Device, fitted
+from tilestream.devices import Device
 from tilestream.ir.pipeline import DTYPE_BYTES, TILE_ROWS, Pipeline
-from tilestream.kernels.costs import overlapped
+from tilestream.kernels.coefficients import scaling
+from tilestream.kernels.costs import Amount, Counts, beside
 from tilestream.kernels.gradients.layouts import GROUPS
 from tilestream.kernels.gradients.model import Schedule, builds
 from tilestream.kernels.stream.counts import WARPGROUP
@@ -20,38 +20,9 @@ TRIP_S = 1.4e-6
 BYTES_OF_FOUR, SPLITS_AT_ONCE = 16, 16  # that a thread added, and had on their way, in the kernels of the fit
 
 
-@dataclass(frozen=True)
-class GradientCost:
-    """Seconds of one launch: what it must take, and what is predicted.
-
-    Attributes:
-        flops_s, dram_s, l2_s: of the products, of inputs read once, of what all CTAs read, at device rates.
-        longest_s: of the CTA with most to do, its tensor cores; ``tail_s``: that it reads longer than the mean one.
-        exchange_s: partial results through the L2, and the trips that wait for each other.
-    """
-
-    flops_s: float
-    dram_s: float
-    l2_s: float
-    longest_s: float
-    tail_s: float
-    exchange_s: float
-    launch_s: float
-
-    @property
-    def floor_s(self) -> float:
-        """No kernel is faster on this device."""
-        return max(self.flops_s, self.dram_s)
-
-    @property
-    def total_s(self) -> float:
-        """Products hide behind loads, or loads behind products: wgmma runs on while a ring fills."""
-        streamed = max(overlapped(self.dram_s, self.l2_s), self.longest_s) + self.tail_s
-        return max(self.flops_s, streamed) + self.exchange_s + self.launch_s
-
-
-def cost(pipeline: Pipeline, rows: int, device: Device) -> GradientCost:
-    """Predicted time of a pipeline of stationary sums over ``rows`` rows.
+def cost(pipeline: Pipeline, rows: int, device: Device) -> Counts:
+    """A pipeline of stationary sums over ``rows`` rows: products hide behind loads, or loads behind products, as wgmma
+    runs on while a ring fills; then partial results, and the trips that wait for each other.
 
     Raises:
         VerifyError: it is none.
@@ -68,14 +39,21 @@ def cost(pipeline: Pipeline, rows: int, device: Device) -> GradientCost:
     longest = max(s.layout.slot_bytes * ceil(tiles / s.splits) for s in schedules)
     partials = PARTIAL_TRIPS * sum(s.workspace_bytes for s in schedules)
     trips = 1 + max(map(_turns, schedules))
-    return GradientCost(
-        flops / rate,
-        dram / device.dram_bytes_per_s,
-        l2 / device.l2_shared_bytes_per_s,
-        max(_multiply_s(s, tiles, device) for s in schedules),
-        max(0.0, longest - l2 / sum(s.ctas for s in schedules)) / device.sm_bytes_per_s,
-        partials / device.l2_bytes_per_s + device.queue_s(2048) + trips * TRIP_S * fitted.hand_over(device),
-        device.launch_s + device.ramp_s,
+    trips_s = device.queue_s(2048) + trips * TRIP_S * scaling.hand_over(device)
+    memory = (
+        Amount("dram", dram, device.dram_bytes_per_s),
+        Amount("l2", l2, device.l2_shared_bytes_per_s),
+    )
+    own = Amount("own share", max(_multiply_s(s, tiles, device) for s in schedules))  # of the CTA with most to do
+    later = Amount("sm port", max(0.0, longest - l2 / sum(s.ctas for s in schedules)), device.sm_bytes_per_s)
+    streamed = Counts("streams", (Counts("loads", (Counts("memory", memory, beside), own), max), later))
+    return Counts(
+        "stationary sums",
+        (
+            Counts("products", (Amount("tensor", flops, rate), streamed), max),
+            Counts("exchange", (Amount("l2", partials, device.l2_bytes_per_s), Amount("trips", trips_s))),
+            Amount("launch", device.launch_s + device.ramp_s),
+        ),
     )
 
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 
 from tilestream.devices import Device
-from tilestream.devices.shared_tile import H200_SHARED_TILE, SharedTileRates
+from tilestream.kernels.coefficients.shared_tile import H200_SHARED_TILE, Coefficients
+from tilestream.kernels.costs import Amount, Counts, Together, shared
 
 ELEMENT = 2
 ACCUMULATOR = 4
@@ -95,28 +97,9 @@ class Sharing:
         return self.row_tiles * self.groups * self.columns
 
 
-@dataclass(frozen=True)
-class Phases:
-    """Seconds of one launch, from the end of the one before; ``limits`` says what bounds each product."""
-
-    launch: float
-    product0: float
-    exchange: float
-    product1: float
-    tail: float
-    limits: tuple[str, str]
-
-    @property
-    def total_s(self) -> float:
-        return self.launch + self.product0 + self.exchange + self.product1 + self.tail
-
-    @property
-    def us(self) -> float:
-        return self.total_s * 1e6
-
-
-def phases(w: Sharing, device: Device, cold: bool, rates: SharedTileRates = H200_SHARED_TILE) -> Phases:
-    """Predicted phases of a launch.
+def phases(w: Sharing, device: Device, cold: bool, rates: Coefficients = H200_SHARED_TILE) -> Counts:
+    """A launch from the end of the one before, in five parts: ``launch``, ``product0``, ``exchange``, ``product1`` and
+    ``tail``.
 
     Args:
         cold: weights come from DRAM; they do in any case where they are larger than the L2.
@@ -126,46 +109,54 @@ def phases(w: Sharing, device: Device, cold: bool, rates: SharedTileRates = H200
     dram = cold or w.first_chip_bytes + w.second_chip_bytes > device.l2_bytes
     launch = rates.gap_s + rates.first_s + rates.first_dram_s * dram + rates.cluster_s * (w.cluster > 1)
     before = rates.own_s + rates.own_column_s * w.own_columns if w.own_columns else rates.before_s * w.before
-    launch += before
     # What is in front gives weights time to come: as much as they stream at, or their ring holds.
     stream = min(rates.port_bytes_per_s, (device.dram_bytes_per_s if dram else device.l2_shared_bytes_per_s) / w.ctas)
-    held0 = min(w.weight_ring, w.first_bytes, before * stream)
-    parts = _parts(w, w.input_bytes, w.first_bytes, held0, w.first_chip_bytes, device, dram, rates)
-    parts["stages"] = w.first_steps * rates.step_s
-    product0, limit0 = _together(parts)
-    product0 *= 1 + rates.lock_step * (w.cluster > 1)
-    exchange = rates.column_s * w.made_columns
-    if w.middle is Middle.L2:
-        exchange = rates.flags_s + rates.skew * product0
-    elif w.middle is Middle.DSM:
-        exchange = rates.dsm_step_s * w.columns / max(1, w.slots) + rates.skew * product0
-    exchange += rates.element_s * w.middle_work
-    held = min(w.weight_ring, w.second_bytes)
+    held = (min(w.weight_ring, w.first_bytes, before * stream), min(w.weight_ring, w.second_bytes))
     through_l2 = w.middle_bytes if w.middle is Middle.L2 else 0.0
-    parts = _parts(w, through_l2, w.second_bytes, held, w.second_chip_bytes, device, dram, rates)
-    parts["stages"] = w.second_steps * rates.step_s
+    first = _streams(w, w.input_bytes, w.first_bytes, held[0], w.first_chip_bytes, device, dram, rates)
+    second = _streams(w, through_l2, w.second_bytes, held[1], w.second_chip_bytes, device, dram, rates)
+    first += (Amount("stages", w.first_steps * rates.step_s),)
+    second += (Amount("stages", w.second_steps * rates.step_s),)
     if w.middle is Middle.DSM:
-        parts["DSM"] = w.middle_bytes * (w.columns - 1) / w.columns / rates.dsm_port_bytes_per_s
-    product1, limit1 = _together(parts)
-    if w.middle is not Middle.DSM:
-        product1 *= 1 + rates.lock_step * (w.cluster > 1)
+        received = w.middle_bytes * (w.columns - 1) / w.columns
+        second += (Amount("DSM", received, rates.dsm_port_bytes_per_s),)
+    lock = 1 + rates.lock_step * (w.cluster > 1)
+    product0 = Counts("product0", first, streamed, lock)
+    product1 = Counts("product1", second, streamed, 1.0 if w.middle is Middle.DSM else lock)
     partial = w.groups * w.result
     if w.tail is Tail.ATOMICS:  # they run beside the second product, which makes all of the result
-        product1, limit1 = _together({limit1: product1, "atomics": partial * ACCUMULATOR / rates.atomics_bytes_per_s})
+        atomics = Amount("atomics", partial * ACCUMULATOR, rates.atomics_bytes_per_s)
+        product1 = Counts("product1", (product1, atomics), streamed)
+    arrived = {
+        Middle.NONE: rates.column_s * w.made_columns,
+        Middle.L2: rates.flags_s,
+        Middle.DSM: rates.dsm_step_s * w.columns / max(1, w.slots),
+    }[w.middle]
+    behind = Counts("skew", (product0,), times=rates.skew if w.middle is not Middle.NONE else 0.0)
+    epilogue = Amount("epilogue", rates.element_s * w.middle_work)
     after = {
-        Tail.STORE: rates.tail_s,
-        Tail.ADD: rates.tail_s + partial * ELEMENT / rates.add_bytes_per_s,
-        Tail.PARTIALS: rates.tail_s + rates.tail_partials_s + 2 * partial * ACCUMULATOR / rates.partials_bytes_per_s,
-        Tail.DSM: rates.tail_dsm_s + w.scatter_bytes / rates.dsm_port_bytes_per_s,
-        Tail.ATOMICS: rates.tail_s,
-    }[w.tail]
-    return Phases(launch, product0, exchange, product1, after + rates.beside_s * w.beside, (limit0, limit1))
+        Tail.ADD: Amount("reduce-add", partial * ELEMENT, rates.add_bytes_per_s),
+        Tail.PARTIALS: Amount("partial sums", 2 * partial * ACCUMULATOR, rates.partials_bytes_per_s),
+        Tail.DSM: Amount("DSM", w.scatter_bytes, rates.dsm_port_bytes_per_s),
+    }.get(w.tail, Amount("store", 0.0))
+    stored = rates.tail_dsm_s if w.tail is Tail.DSM else rates.tail_s
+    stored += rates.tail_partials_s if w.tail is Tail.PARTIALS else 0.0
+    return Counts(
+        "shared tile",
+        (
+            Amount("launch", launch + before),
+            product0,
+            Counts("exchange", (Amount("arrival", arrived), behind, epilogue)),
+            product1,
+            Counts("tail", (Amount("tail", stored), after, Amount("residual", rates.beside_s * w.beside))),
+        ),
+    )
 
 
-def _parts(
-    w: Sharing, rows: float, weights: float, held: float, chip: float, device: Device, dram: bool, r: SharedTileRates
-) -> dict[str, float]:
-    """Seconds of all that streams at once.
+def _streams(
+    w: Sharing, rows: float, weights: float, held: float, chip: float, device: Device, dram: bool, r: Coefficients
+) -> tuple[Amount, ...]:
+    """All that streams at once.
 
     Args:
         rows: bytes of rows that a CTA loads; weights: of weights, ``held`` of which its ring has already.
@@ -173,17 +164,16 @@ def _parts(
     """
     left = max(0.0, weights - held)
     share = min(1.0, w.ctas / device.sms)
-    return {
-        "SM port": (rows + left) / r.port_bytes_per_s,
-        "L2": w.ctas * (rows / w.multicast + left) / device.l2_shared_bytes_per_s,
-        "DRAM": max(0.0, chip - held * w.ctas) / device.dram_bytes_per_s if dram else 0.0,
-        "ring of rows": max(0.0, rows - w.left_ring) / w.left_ring * r.latency_s if rows else 0.0,
-        "ring of weights": max(0.0, left - w.weight_ring) / w.weight_ring * r.latency_s,
-        "tensor cores": chip / ELEMENT * 2 * w.rows * w.row_tiles / (device.tensor_flops["bf16"] * share),
-    }
+    ring_s = max(0.0, rows - w.left_ring) / w.left_ring * r.latency_s if rows else 0.0
+    return (
+        Amount("SM port", rows + left, r.port_bytes_per_s),
+        Amount("L2", w.ctas * (rows / w.multicast + left), device.l2_shared_bytes_per_s),
+        Amount("DRAM", max(0.0, chip - held * w.ctas) if dram else 0.0, device.dram_bytes_per_s),
+        Amount("ring of rows", ring_s),
+        Amount("ring of weights", max(0.0, left - w.weight_ring) / w.weight_ring * r.latency_s),
+        Amount("tensor cores", chip / ELEMENT * 2 * w.rows * w.row_tiles, device.tensor_flops["bf16"] * share),
+    )
 
 
-def _together(parts: dict[str, float]) -> tuple[float, str]:
-    """A little more than the longest: what runs side by side still waits for each other at times."""
-    total = sum(s**6 for s in parts.values()) ** (1 / 6)
-    return total, max(parts, key=lambda name: parts[name])
+streamed: Together = partial(shared, power=6)
+"""What runs side by side still waits for each other at times. The power was there before the fits, which are by it."""

@@ -6,18 +6,21 @@ from collections.abc import Sequence
 from functools import cached_property
 from math import ceil
 
+from tilestream.devices import Device
 from tilestream.errors import InputError, TilestreamError, VerifyError
 from tilestream.ir.axes import ROWS
 from tilestream.ir.derive import result_axes
 from tilestream.ir.pipeline import DTYPE_BYTES, TILE_ROWS, Pipeline, Stage, Transport
 from tilestream.ir.plain import by_rows, plain
 from tilestream.ir.sizes import tiles_of
+from tilestream.kernels.costs import Counts
 from tilestream.kernels.kernel import NO_ROW, Footprint, Frame, Kernel, halves
 from tilestream.kernels.parts.params import LINE_BYTES
 from tilestream.kernels.parts.source import Call, KernelSource, Space
 from tilestream.kernels.shape import KernelShape, kernel_shape
 from tilestream.kernels.stream.arguments import pack
 from tilestream.kernels.stream.build import build
+from tilestream.kernels.stream.cost import cost
 from tilestream.kernels.stream.emit import THREADS, emit
 from tilestream.kernels.stream.layout import lay_out
 from tilestream.kernels.stream.tables import INDEX, TABLE, PackSpec, Tables
@@ -46,6 +49,9 @@ class RowStream(Kernel):
         schedule = build(stage, self.launch)
         layout = lay_out(schedule, limit)
         return Footprint(layout.total, schedule.registers, layout.parts)
+
+    def cost(self, rows: int, device: Device) -> Counts:
+        return cost(self.launch, rows, device)
 
     def _emit(self, stamped: bool, annotate: bool) -> KernelSource:
         return emit(self.launch, annotate, stamped)

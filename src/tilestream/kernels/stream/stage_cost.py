@@ -11,7 +11,7 @@ from tilestream.devices import Device
 from tilestream.errors import VerifyError
 from tilestream.ir.pipeline import DTYPE_BYTES, Pipeline, Residency, Stage, Transport
 from tilestream.ir.sizes import Phase, phases, weight_bytes
-from tilestream.kernels.costs import StageCost, overlapped
+from tilestream.kernels.costs import overlapped
 from tilestream.kernels.stream.build import build
 from tilestream.kernels.stream.counts import (
     WARPGROUP,
@@ -27,6 +27,44 @@ from tilestream.kernels.stream.layout import Layout, lay_out
 from tilestream.kernels.stream.model import Schedule
 
 INSTRUCTION_BYTES = 16
+
+
+@dataclass(frozen=True)
+class StageCost:
+    """Seconds of one step of a stage on one SM, by what takes them; ``step_s`` is the time between steps.
+
+    ``tensor_s``: wgmma of all tiles of the step. ``shared_s``: what shared memory carries for them. ``lane_s``:
+    epilogues of one warpgroup, each instruction behind the one before. ``inputs_s``: waits for inputs, as the input
+    ring is too short for those to be on their way in time; ``first_s``: those of the first tile beyond that.
+    ``weights_s``: streamed weights through the SM's port.
+    ``queue_s``: exposed part of the hand-over of the step's input. ``scattered``: bytes of the L2 beyond those of the
+    values, for stores of parts of sectors.
+    """
+
+    stage: str
+    replicas: int
+    tiles_per_step: int
+    tensor_s: float
+    shared_s: float
+    lane_s: float
+    inputs_s: float
+    weights_s: float
+    queue_s: float
+    step_s: float
+    scattered: float = 0.0
+    first_s: float = 0.0
+
+    @property
+    def limit(self) -> str:
+        parts = {
+            "tensor": self.tensor_s,
+            "shared memory": self.shared_s,
+            "epilogue": self.lane_s,
+            "inputs": self.inputs_s,
+            "weights": self.weights_s,
+            "queue": self.queue_s,
+        }
+        return max(parts, key=lambda k: parts[k])
 
 
 def stage_cost(stage: Stage, pipeline: Pipeline, device: Device, loading: int | None = None) -> StageCost:

@@ -6,9 +6,9 @@ from tilestream.devices import Device
 from tilestream.errors import VerifyError
 from tilestream.ir.launches import cut_at_dram
 from tilestream.ir.pipeline import Pipeline
+from tilestream.kernels.stream.stage_cost import stage_cost
 from tilestream.plan.balance import Load
 from tilestream.plan.balance import balance as solve
-from tilestream.plan.cost import stage_cost
 from tilestream.simulator.workload import Engine
 
 

@@ -9,7 +9,7 @@ from functools import cache, lru_cache, partial
 from tilestream.devices import Device
 from tilestream.errors import VerifyError
 from tilestream.ir.pipeline import Pipeline, Residency, Transport
-from tilestream.plan.cost import stage_cost
+from tilestream.kernels.stream.stage_cost import stage_cost
 from tilestream.plan.passes.fit import isolated, narrowest, problem
 from tilestream.plan.passes.segments import Body, body, cut
 

@@ -9,7 +9,7 @@ from statistics import geometric_mean, median
 from typing import TypeVar
 
 from tilestream.devices import Device
-from tilestream.devices.shared_tile import H200_SHARED_TILE, SharedTileRates
+from tilestream.kernels.coefficients.shared_tile import H200_SHARED_TILE, Coefficients
 from tilestream.kernels.product.shared_tile import Tail
 from tilestream.kernels.product.sharing import Middle
 from tilestream.studies.flashfuser.dataflow.chain import ACCUMULATOR, ELEMENT, Chain
@@ -63,7 +63,7 @@ def ablation(found: Search, device: Device) -> Ablation:
     )
 
 
-def unfused_us(chain: Chain, device: Device, cold: bool = False, rates: SharedTileRates = H200_SHARED_TILE) -> float:
+def unfused_us(chain: Chain, device: Device, cold: bool = False, rates: Coefficients = H200_SHARED_TILE) -> float:
     """Two kernels, the activation in the first one's epilogue: what a library's best pair would take.
 
     Each is a launch, then the longest of what streams, on all SMs, its inner axis split as far as pays (partial sums

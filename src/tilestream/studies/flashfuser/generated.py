@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import cache
 
 from tilestream import devices
-from tilestream.devices.shared_tile import SharedTileRates
 from tilestream.ir.pipeline import Pipeline, Role, Stage, Tensor, Tile, TileOp
+from tilestream.kernels.coefficients.shared_tile import Coefficients
 from tilestream.kernels.product.shared_tile import SharedTile, Tail, build
 from tilestream.kernels.product.shared_tile.cost import shared_tile_cost
 from tilestream.kernels.product.sharing import Middle
@@ -46,8 +46,8 @@ class Timed:
     warm_us: float
     cold_us: float
 
-    def predicted_us(self, cold: bool, rates: SharedTileRates | None = None) -> float:
-        return 1e6 * shared_tile_cost(self.schedule, self.rows, devices.get("h200"), cold, rates).total_s
+    def predicted_us(self, cold: bool, rates: Coefficients | None = None) -> float:
+        return 1e6 * shared_tile_cost(self.schedule, self.rows, devices.get("h200"), cold, rates).seconds
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def _timed() -> Iterator[Timed]:
             yield Timed(row["workload"], row["rows"], split, schedule, row["warm_us"], row["cold_us"])
 
 
-def scores(rates: SharedTileRates | None = None) -> list[Score]:
+def scores(rates: Coefficients | None = None) -> list[Score]:
     """Of every shape and number of rows that was timed, in the order of the file."""
     kernels = generated()
     made = []

@@ -1,7 +1,7 @@
 """Hand-written kernels that were timed, and what the model of kernels that share a tile says of them.
 
-The constants of that model (``devices.shared_tile``) were fitted on them before there were generated ones. They are no
-choices of any search.
+The constants of that model (``kernels.coefficients.shared_tile``) were fitted on them before there were generated ones.
+They are no choices of any search.
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from tilestream.devices import Device
-from tilestream.devices.shared_tile import H200_SHARED_TILE, SharedTileRates
 from tilestream.ir.axes import Level
-from tilestream.kernels.product.sharing import Middle, Phases, Sharing, Tail, phases
+from tilestream.kernels.coefficients.shared_tile import H200_SHARED_TILE, Coefficients
+from tilestream.kernels.costs import Counts
+from tilestream.kernels.product.sharing import Middle, Sharing, Tail, phases
 from tilestream.studies.flashfuser.dataflow.chain import ELEMENT, Chain
 from tilestream.studies.flashfuser.dataflow.schedule import Cluster, Dataflow, Schedule, Tiles
 
@@ -97,8 +98,8 @@ def weight_stage(v: HandWritten, branches: int) -> int:
 
 
 def cost(
-    chain: Chain, v: HandWritten, device: Device, cold: bool = False, rates: SharedTileRates = H200_SHARED_TILE
-) -> Phases:
+    chain: Chain, v: HandWritten, device: Device, cold: bool = False, rates: Coefficients = H200_SHARED_TILE
+) -> Counts:
     """Predicted phases of ``chain`` under ``v``.
 
     Args:

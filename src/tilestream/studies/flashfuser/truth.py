@@ -9,7 +9,7 @@ from typing import Any
 from scipy.stats import spearmanr
 
 from tilestream import devices
-from tilestream.devices.shared_tile import H200_SHARED_TILE, SharedTileRates
+from tilestream.kernels.coefficients.shared_tile import H200_SHARED_TILE, Coefficients
 from tilestream.kernels.product.sharing import Middle
 from tilestream.studies.flashfuser import measured
 from tilestream.studies.flashfuser.hand_written import cost
@@ -46,13 +46,13 @@ class Score:
         )
 
 
-def judged(rates: SharedTileRates = H200_SHARED_TILE) -> list[Score]:
+def judged(rates: Coefficients = H200_SHARED_TILE) -> list[Score]:
     """Scores of every shape that was timed, held-out shapes first."""
     shapes = sorted({v.shape for v in variants()}, key=lambda s: (not _any(s).held_out, s))
     return [score(s, cold, rates) for s in shapes for cold in (False, True)]
 
 
-def score(shape: str, cold: bool, rates: SharedTileRates = H200_SHARED_TILE) -> Score:
+def score(shape: str, cold: bool, rates: Coefficients = H200_SHARED_TILE) -> Score:
     device = devices.get("h200")
     rows = [v for v in variants() if v.shape == shape]
     predicted = [cost(v.chain, v.variant, device, cold, rates).us for v in rows]
@@ -83,7 +83,8 @@ def phases() -> list[dict[str, Any]]:
     device, made = devices.get("h200"), []
     for shape, (v, told) in measured.clocks().items():
         p = cost(v.chain, v.variant, device)
-        steps = (p.launch - H200_SHARED_TILE.gap_s + p.product0, p.exchange, p.product1, p.tail)
+        launch, *others = (part.seconds for part in p.parts)
+        steps = (launch - H200_SHARED_TILE.gap_s + others[0], *others[1:])
         ends = [s * 1e6 for s in accumulate(steps)]
         made.append({"shape": shape, "held_out": v.held_out, "predicted_us": ends, "clocks_us": list(told)})
     return made

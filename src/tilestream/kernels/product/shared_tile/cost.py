@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from tilestream.devices import Device
-from tilestream.devices.shared_tile import H200_GENERATED, H200_MADE_BY_EACH, H200_ONE_LAYER, SharedTileRates
 from tilestream.ir.tileops import OPS
+from tilestream.kernels.coefficients.shared_tile import H200_GENERATED, H200_MADE_BY_EACH, H200_ONE_LAYER, Coefficients
+from tilestream.kernels.costs import Counts
 from tilestream.kernels.product import sharing
 from tilestream.kernels.product.block import PANEL
 from tilestream.kernels.product.shared_tile import SharedTile, Tail
-from tilestream.kernels.product.sharing import ELEMENT, Middle, Phases, Sharing, phases
+from tilestream.kernels.product.sharing import ELEMENT, Middle, Sharing, phases
 
 TAILS = {
     Tail.NONE: sharing.Tail.STORE,
@@ -20,55 +21,25 @@ TAILS = {
 }
 
 
-@dataclass(frozen=True)
-class SharedTileCost:
-    """Phases of one launch, ``launches`` of them, or as many turns of one where CTAs are ``alone``; ``dram_s`` is what
-    DRAM takes for all bytes of one."""
-
-    phases: Phases
-    launches: int
-    dram_s: float
-    alone: bool = False
-
-    @property
-    def loads_s(self) -> float:
-        return self.phases.product0 + self.phases.product1
-
-    @property
-    def total_s(self) -> float:
-        again = self.phases.total_s - (self.phases.launch if self.alone else 0.0)
-        return self.phases.total_s + (self.launches - 1) * again
-
-    @property
-    def limit(self) -> str:
-        p = self.phases
-        parts = {"dram": self.dram_s, "loads": self.loads_s, "exchange": p.exchange, "tail": p.tail}
-        return max(parts, key=lambda k: parts[k])
-
-
 def shared_tile_cost(
-    s: SharedTile, rows: int, device: Device, cold: bool = True, rates: SharedTileRates | None = None
-) -> SharedTileCost:
-    """One call at ``rows`` rows: as many launches as the row tiles of one do not hold, or as many turns of one as its
-    clusters are not resident for.
+    s: SharedTile, rows: int, device: Device, cold: bool = True, rates: Coefficients | None = None
+) -> Counts:
+    """One call at ``rows`` rows: as many launches as the row tiles of one do not hold, or, where CTAs are ``alone``, as
+    many turns of one as its clusters are not resident for.
 
     Args:
         cold: weights come from DRAM: in a model other layers have passed since they were used.
         rates: those of generated kernels of its kind, if none are given.
     """
-    rates = rates or rates_of(s)
-    k, _, out = s.block.sizes
-    launch = shares(s, min(rows, s.row_tiles * s.tile_rows))
-    weights = launch.first_chip_bytes + launch.second_chip_bytes
-    read = k if s.block.grid is None else k // len(s.block.grid.taps)
-    dram = (weights + ELEMENT * rows * (read + out)) / device.dram_bytes_per_s
+    one = phases(shares(s, min(rows, s.row_tiles * s.tile_rows)), device, cold, rates or rates_of(s))
     launches = -(-rows // (s.row_tiles * s.tile_rows))
     if s.middle is Middle.NONE and s.cluster > 1:
         launches *= -(-s.ctas // s.cluster // max(1, device.resident_clusters(s.cluster)))
-    return SharedTileCost(phases(launch, device, cold, rates), launches, dram, s.alone)
+    again = one.parts[1:] if s.alone else one.parts
+    return Counts(one.name, (one, Counts("again", again, times=launches - 1)))
 
 
-def rates_of(s: SharedTile) -> SharedTileRates:
+def rates_of(s: SharedTile) -> Coefficients:
     """Of generated kernels of one layer or of two, and of two whose CTAs exchange no middle."""
     if s.block.one_layer:
         return H200_ONE_LAYER

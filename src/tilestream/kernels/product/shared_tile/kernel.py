@@ -9,7 +9,7 @@ from math import ceil
 from tilestream.devices import Device
 from tilestream.ir.pipeline import Pipeline, Stage
 from tilestream.ir.plain import plain
-from tilestream.kernels.costs import ClosedForm, LaunchCost
+from tilestream.kernels.costs import ClosedForm, Counts
 from tilestream.kernels.kernel import Frame, halves
 from tilestream.kernels.parts.source import Part
 from tilestream.kernels.product.block import PANEL
@@ -42,10 +42,8 @@ class SharedTileKernel(ProductKernel[SharedTile]):
         s = self.within(limit)
         return s.ctas // s.cluster, s.cluster
 
-    def cost(self, rows: int, device: Device) -> LaunchCost:
-        made = shared_tile_cost(self.within(device.shared_bytes_per_cta), rows, device)
-        loads, exchange = made.loads_s, made.phases.exchange
-        return LaunchCost(self.launch.name, (), loads, made.dram_s, loads, exchange, made.total_s, made.limit)
+    def cost(self, rows: int, device: Device) -> Counts:
+        return shared_tile_cost(self.within(device.shared_bytes_per_cta), rows, device)
 
     @cached_property
     def frame(self) -> Frame:

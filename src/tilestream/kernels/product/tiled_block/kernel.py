@@ -8,7 +8,7 @@ from functools import cached_property
 from tilestream.devices import Device
 from tilestream.ir.pipeline import Pipeline, Stage
 from tilestream.ir.plain import plain
-from tilestream.kernels.costs import ClosedForm, LaunchCost
+from tilestream.kernels.costs import ClosedForm, Counts
 from tilestream.kernels.kernel import Frame, halves
 from tilestream.kernels.product.kernel import ProductKernel
 from tilestream.kernels.product.tiled_block.code import TiledBlockCode
@@ -33,11 +33,8 @@ class TiledBlockKernel(ProductKernel[TiledBlock]):
     def code(self) -> TiledBlockCode:
         return TiledBlockCode(self.schedule, plain(self.launch))
 
-    def cost(self, rows: int, device: Device) -> LaunchCost:
-        made = tiled_block_cost(self.within(device.shared_bytes_per_cta), rows, device)
-        return LaunchCost(
-            self.launch.name, (), made.products_s, made.dram_s, 0.0, made.epilogues_s, made.total_s, made.limit
-        )
+    def cost(self, rows: int, device: Device) -> Counts:
+        return tiled_block_cost(self.within(device.shared_bytes_per_cta), rows, device)
 
     @cached_property
     def frame(self) -> Frame:

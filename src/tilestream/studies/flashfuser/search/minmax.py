@@ -8,7 +8,7 @@ from itertools import product
 import numpy as np
 
 from tilestream.devices import Device
-from tilestream.devices.shared_tile import dsm_bytes_per_s
+from tilestream.kernels.coefficients.shared_tile import dsm_bytes_per_s
 from tilestream.studies.flashfuser.dataflow.chain import Chain, Gate
 from tilestream.studies.flashfuser.dataflow.schedule import AXES, SCHEDULES, Cluster, Dataflow, Schedule, Tiles
 from tilestream.studies.flashfuser.dataflow.volumes import Candidates, Counts, dram, volumes

@@ -3,7 +3,7 @@
 `H200_SHARED_TILE` is from `benchmarks/results/ffn_variants.json`: a hand-written FFN of 128 rows on one H200 in 42
 variants of five shapes (no cluster, clusters of 2 to 16, the middle through DSM or the L2, four tails, rings of several
 depths). `benchmarks/fit/fit_shared_tile.py` fits what is marked so on the shapes G4 and G8 alone; G6, G5 and S2 judge
-([docs/flashfuser.md](../../../docs/flashfuser.md)). The memory's rates are the device's own; on other devices each
+([docs/flashfuser.md](../../../../docs/flashfuser.md)). The memory's rates are the device's own; on other devices each
 constant moves with the number that it hangs on (``on``), since nothing but an H200 was measured.
 """
 
@@ -13,13 +13,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from tilestream.devices import fitted
 from tilestream.devices.device import Device
+from tilestream.kernels.coefficients import scaling
 
 
 @dataclass(frozen=True)
-class SharedTileRates:
-    """Seconds, bytes/s and shares, of an H200."""
+class Coefficients:
+    """Seconds, bytes/s and shares, of an H200. They are what a regression made of the times of many kernels, each with
+    all that goes along with it: four fits have four rates of an SM's port, whose own is ``Device.sm_bytes_per_s``."""
 
     gap_s: float = 1.2e-6
     """From the end of a launch to the first instruction of the next in a CUDA graph: clocks of G4."""
@@ -70,47 +71,47 @@ class SharedTileRates:
     atomics_bytes_per_s: float = 2.741e12
     """Vector atomics of fp32 into the L2, all CTAs. Fitted."""
 
-    def on(self, device: Device) -> SharedTileRates:
+    def on(self, device: Device) -> Coefficients:
         """The same on ``device``; exactly the same on an H200. Shares (``lock_step``, ``skew``) are of any device."""
         return _on(self, device)
 
 
 HANGS_ON: Mapping[str, Callable[[Device], float]] = {
-    "gap_s": fitted.launch,
-    "first_s": fitted.launch,
-    "first_dram_s": fitted.launch,
-    "cluster_s": fitted.launch,
-    "flags_s": fitted.hand_over,
-    "tail_partials_s": fitted.hand_over,
-    "before_s": fitted.hand_over,
-    "port_bytes_per_s": fitted.port,
-    "latency_s": fitted.load,
-    "beside_s": fitted.load,
-    "step_s": fitted.cycles,
-    "tail_s": fitted.cycles,
-    "own_s": fitted.cycles,
-    "column_s": fitted.issue,
-    "element_s": fitted.issue,
-    "own_column_s": fitted.issue,
-    "dsm_step_s": fitted.dsm,
-    "tail_dsm_s": fitted.dsm,
-    "dsm_port_bytes_per_s": fitted.dsm_port,
-    "add_bytes_per_s": fitted.l2,
-    "partials_bytes_per_s": fitted.l2,
-    "atomics_bytes_per_s": fitted.l2,
+    "gap_s": scaling.launch,
+    "first_s": scaling.launch,
+    "first_dram_s": scaling.launch,
+    "cluster_s": scaling.launch,
+    "flags_s": scaling.hand_over,
+    "tail_partials_s": scaling.hand_over,
+    "before_s": scaling.hand_over,
+    "port_bytes_per_s": scaling.port,
+    "latency_s": scaling.load,
+    "beside_s": scaling.load,
+    "step_s": scaling.cycles,
+    "tail_s": scaling.cycles,
+    "own_s": scaling.cycles,
+    "column_s": scaling.issue,
+    "element_s": scaling.issue,
+    "own_column_s": scaling.issue,
+    "dsm_step_s": scaling.dsm,
+    "tail_dsm_s": scaling.dsm,
+    "dsm_port_bytes_per_s": scaling.dsm_port,
+    "add_bytes_per_s": scaling.l2,
+    "partials_bytes_per_s": scaling.l2,
+    "atomics_bytes_per_s": scaling.l2,
 }
-"""What of a device each constant of ``SharedTileRates`` moves with."""
+"""What of a device each constant of ``Coefficients`` moves with."""
 
 
 @lru_cache(maxsize=256)
-def _on(rates: SharedTileRates, device: Device) -> SharedTileRates:
+def _on(rates: Coefficients, device: Device) -> Coefficients:
     return replace(rates, **{name: getattr(rates, name) * factor(device) for name, factor in HANGS_ON.items()})
 
 
-H200_SHARED_TILE = SharedTileRates()
+H200_SHARED_TILE = Coefficients()
 """Of the hand-written kernels."""
 
-H200_GENERATED = SharedTileRates(
+H200_GENERATED = Coefficients(
     first_s=0.263e-6,
     first_dram_s=1.36e-6,
     cluster_s=0.352e-6,
@@ -153,7 +154,7 @@ H200_MADE_BY_EACH = replace(
 """Of those whose CTAs exchange no middle, ``step_s`` of 128 columns: fitted on 23 kernels of G1, G3 and G10 at 128
 rows, in clusters of 2 to 16, weights from DRAM; 4.4 % mean error over these, 11 % at most."""
 
-H200_ONE_LAYER = SharedTileRates(
+H200_ONE_LAYER = Coefficients(
     first_s=0.28e-6,
     first_dram_s=1.36e-6,
     cluster_s=0.154e-6,
@@ -175,7 +176,7 @@ H200_ONE_LAYER = SharedTileRates(
 at 1, 16 and 128 rows, weights from DRAM; 7 % mean error over these and over the others, 9 % over the next round's."""
 
 
-def dsm_bytes_per_s(device: Device, size: int, rates: SharedTileRates = H200_SHARED_TILE) -> float:
+def dsm_bytes_per_s(device: Device, size: int, rates: Coefficients = H200_SHARED_TILE) -> float:
     """What all clusters of ``size`` that are resident take in of their peers' memories together.
 
     It falls with the size because fewer CTAs are resident, as the paper's Fig. 4 falls; a port's rate was found the

@@ -1,0 +1,96 @@
+"""What a launch of row streams asks for: its stages' steps, the memories, and the way of the first tile.
+
+What it leaves out: cache misses of rings larger than the L2, clock changes under load, and the tail of the last wave
+beyond whole steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tilestream.devices import Device
+from tilestream.ir.pipeline import Pipeline, Residency, Stage
+from tilestream.ir.sizes import at_once, steps_of, tiles_of, weight_bytes
+from tilestream.ir.traffic import dram_of, l2_of
+from tilestream.kernels.costs import Amount, Counts, beside
+from tilestream.kernels.stream.stage_cost import StageCost, stage_cost
+
+
+def cost(launch: Pipeline, rows: int, device: Device) -> Counts:
+    """One launch: the slowest stage beside the memories, behind the way of the first tile."""
+    costs = {s.name: stage_cost(s, launch, device, at_once(s, rows)) for s in launch.stages}
+    busy = {s.name: steps_of(s, rows) * costs[s.name].step_s for s in launch.stages}
+    slowest = max(busy, key=lambda n: busy[n])
+    stages_s = max(busy[slowest], _ring_bound(launch, costs, rows, device))
+    scattered = sum(steps_of(s, rows) * s.replicas * costs[s.name].scattered for s in launch.stages)
+    memory = _memory(launch, rows, device, scattered)
+    # Of the way of the first tile, what the steps of the bottleneck do not count already. Which stage that is must not
+    # depend on the rows: more of them would make it another, and the sum less.
+    bottleneck = max(costs.values(), key=lambda c: c.step_s / (c.tiles_per_step * c.replicas))
+    fill_s = max(0.0, _fill(launch, costs, device) - bottleneck.step_s) + _first_tile_s(launch, costs, device)
+    return Counts(
+        launch.name,
+        (
+            Amount("launch", device.launch_s + device.ramp_s),
+            Counts("streams", (*memory, Amount(f"{slowest} ({costs[slowest].limit})", stages_s)), beside),
+            Amount("fill", fill_s),
+        ),
+    )
+
+
+def _first_tile_s(launch: Pipeline, costs: Mapping[str, StageCost], device: Device) -> float:
+    """Seconds before the first product beside those of later ones: resident weights, inputs that come slowly."""
+    resident = [weight_bytes(s, launch) for s in launch.stages if s.residency is Residency.RESIDENT]
+    return max(resident, default=0) / device.sm_bytes_per_s + max(cost.first_s for cost in costs.values())
+
+
+def _memory(launch: Pipeline, rows: int, device: Device, scattered: float) -> tuple[Amount, Counts]:
+    """Bytes of DRAM, and of the L2: what queues share, or all that passes the SMs' ports, weights included.
+
+    ``scattered``: bytes of the L2 alone.
+    """
+    read, written = dram_of(launch, rows)
+    dram = sum(read.values()) + sum(written.values())
+    distinct, shared = l2_of(launch, rows)
+    ports = device.sms * device.sm_bytes_per_s
+    l2 = (
+        Amount("l2", dram + distinct + scattered, device.l2_bytes_per_s),
+        Amount("sm ports", dram + distinct + shared, ports),
+    )
+    return Amount("dram", dram, device.dram_bytes_per_s), Counts("l2", l2, max)
+
+
+def _ring_bound(launch: Pipeline, costs: dict[str, StageCost], rows: int, device: Device) -> float:
+    """A ring slot is written, crosses the L2, and is held for a step: ``depth`` slots bound the rate."""
+    tiles = launch.tiles()
+    bound = 0.0
+    for q in launch.queues:
+        held = device.queue_s(launch.tile_rows * tiles[q.tile].row_bytes) + max(costs[c].step_s for c in q.consumers)
+        bound = max(bound, tiles_of(rows, launch) / q.depth * held)
+    return bound
+
+
+def _fill(launch: Pipeline, costs: dict[str, StageCost], device: Device) -> float:
+    """Seconds for the first tile to reach the end: the longest path of steps and hand-overs."""
+    tiles = launch.tiles()
+    arrival = {s.name: 0.0 for s in launch.stages}
+    for stage in topological(launch):
+        done = arrival[stage.name] + costs[stage.name].step_s
+        for q in launch.queues:
+            if q.producer == stage.name:
+                for c in q.consumers:
+                    arrival[c] = max(arrival[c], done + device.queue_s(launch.tile_rows * tiles[q.tile].row_bytes))
+    return max(arrival[s.name] + costs[s.name].step_s for s in launch.stages)
+
+
+def topological(launch: Pipeline) -> list[Stage]:
+    """Stages of one launch, producers before consumers."""
+    order: list[Stage] = []
+    placed: set[str] = set()
+    left = list(launch.stages)
+    while left:
+        ready = next(s for s in left if all(q.producer in placed for q in launch.queues if s.name in q.consumers))
+        order.append(ready)
+        placed.add(ready.name)
+        left.remove(ready)
+    return order
