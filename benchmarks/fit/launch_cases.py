@@ -101,8 +101,7 @@ def of_graph(graph: fx.GraphModule, case: str, kind: Kind, options: Options) -> 
         if cut.region.program not in seen and len(cut.region.operators) > 1:
             seen.add(cut.region.program)
             yield from of_region(cut.region, kind, case, options)
-    regions = {node: number for number, cut in enumerate(found.cuts) for node in cut.nodes}
-    for launch in gradient_launches(found.sites, H200, regions.get):
+    for launch in gradient_launches(found.sites, H200, [cut.nodes for cut in found.cuts]):
         pipeline = launch.pipeline(H200)
         if pipeline not in seen:
             seen.add(pipeline)

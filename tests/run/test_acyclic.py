@@ -35,7 +35,7 @@ OPTIONS = Options(target="reference", cache=False)
 
 
 def launches(graph: fx.Graph) -> list[GradientLaunch]:
-    return gradient_launches(gradient_sites(graph, get("h200"), 1), get("h200"), lambda node: None)
+    return gradient_launches(gradient_sites(graph, get("h200"), 1), get("h200"), [])
 
 
 def traced(function: Callable[..., list[Tensor]], *shapes: tuple[int, ...]) -> fx.GraphModule:
@@ -113,10 +113,9 @@ def test_regions_count_as_one_when_launches_are_begun():
     relu, sigmoid, later = (n for n in owner.graph.nodes if "relu" in n.name or "sigmoid" in n.name)
     sites = gradient_sites(owner.graph, get("h200"), 1)
     assert len(sites) == 2
-    alike = {relu: "dy", sigmoid: "dy"}
-    assert len(gradient_launches(sites, get("h200"), alike.get)) == 1
+    assert len(gradient_launches(sites, get("h200"), [[relu, sigmoid]])) == 1
     # `later` with the second gradient: the second product waits for that region, which waits for the first.
-    apart = gradient_launches(sites, get("h200"), {relu: "one", sigmoid: "two", later: "two"}.get)
+    apart = gradient_launches(sites, get("h200"), [[relu], [sigmoid, later]])
     assert [len(launch.sites) for launch in apart] == [1, 1]
 
 

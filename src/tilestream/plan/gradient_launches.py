@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -22,9 +22,6 @@ from tilestream.plan.chooser import Question
 from tilestream.plan.gradients import STRATEGY, Gradient, library, weight_gradients
 
 BULK_BYTES = 16
-
-Maker = Callable[[fx.Node], Hashable]
-"""What makes a node, equal for nodes that are made at once; None where that is the node alone."""
 
 
 @dataclass(frozen=True)
@@ -100,16 +97,23 @@ def apart(sites: Sequence[GradientSite]) -> dict[str, str]:
     return {node.name: "sums over rows" for site in sites for node in site.nodes}
 
 
-def gradient_launches(sites: Sequence[GradientSite], hardware: Device, maker: Maker) -> list[GradientLaunch]:
+def gradient_launches(
+    sites: Sequence[GradientSite], hardware: Device, regions: Sequence[Sequence[fx.Node]]
+) -> list[GradientLaunch]:
     """The launches of these sites: of each group that is made at once, as many as its blocks need; none of a site that
     needs more SMs than there are.
 
     No launch waits for itself or for another that waits for it: sites that would make that so are kept apart.
+
+    Args:
+        regions: nodes that run at once.
     """
     made: list[GradientLaunch] = []
     sites = [site for site in sites if _blocks(site) <= hardware.sms]
-    joined = _contracted(sites, maker)
-    for group in together([_convex(site, joined) for site in sites], lambda node: _origin(node, maker)):
+    if not sites:
+        return []
+    joined, numbers = _contracted(sites, regions), {node: n for n, nodes in enumerate(regions) for node in nodes}
+    for group in together([_convex(site, joined) for site in sites], lambda node: _origin(node, numbers)):
         part: list[GradientSite] = []
         for site in _in_order(group):
             fits = sum(map(_blocks, [*part, site])) <= hardware.sms
@@ -152,16 +156,12 @@ def padded(columns: int, dtype: str) -> int:
     return -(-columns // step) * step
 
 
-def _contracted(sites: Sequence[GradientSite], maker: Maker) -> Groups[fx.Node]:
-    """The sites' graph, in which nodes that are made at once are one; sites may be joined further."""
-    nodes = list(sites[0].product.graph.nodes) if sites else []
-    whole: dict[Hashable, list[fx.Node]] = {}
-    for node in nodes:
-        if (number := maker(node)) is not None:
-            whole.setdefault(number, []).append(node)
-    may_join = [node for site in sites for node in site.nodes] + [node for part in whole.values() for node in part]
+def _contracted(sites: Sequence[GradientSite], regions: Sequence[Sequence[fx.Node]]) -> Groups[fx.Node]:
+    """The sites' graph, in which nodes that run at once are one; sites may be joined further."""
+    nodes = list(sites[0].product.graph.nodes)
+    may_join = [node for some in (*(site.nodes for site in sites), *regions) for node in some]
     joined = Groups(successors(nodes), dict.fromkeys(may_join, frozenset()))
-    for first, *others in whole.values():
+    for first, *others in regions:
         for node in others:
             joined.merge(first, node, force=True)
     return joined
@@ -174,14 +174,11 @@ def _convex(site: GradientSite, joined: Groups[fx.Node]) -> GradientSite:
     return replace(site, total=None, bias_dtype=site.dtype)
 
 
-def _origin(node: fx.Node, maker: Maker) -> Hashable:
-    """What makes a gradient, or what reads it and so keeps it until then."""
+def _origin(node: fx.Node, numbers: Mapping[fx.Node, int]) -> fx.Node | int:
+    """The region that makes a gradient, or that reads it and so keeps it until then; the gradient where none does."""
     views = aliases(node)
-    own = maker(views[0])
-    if own is not None:
-        return own
-    readers = (maker(user) for view in views for user in view.users)
-    return next((reader for reader in readers if reader is not None), views[0])
+    nearest = (views[0], *(user for view in views for user in view.users))
+    return next((numbers[each] for each in nearest if each in numbers), views[0])
 
 
 def _blocks(site: GradientSite) -> int:
@@ -189,8 +186,8 @@ def _blocks(site: GradientSite) -> int:
 
 
 def _in_order(sites: Sequence[GradientSite]) -> list[GradientSite]:
-    """Sites by their sizes, and those of others with the same operands: a graph's order differs before and after its
-    regions are placed, and a kernel that is begun before must be the one that is wanted after."""
+    """Sites by their sizes, and those of others with the same operands: launches of equal layers are equal, in whatever
+    order a graph has them."""
 
     def sizes(site: GradientSite) -> tuple[Hashable, ...]:
         return site.out, site.k, site.total is None, site.weight_dtype, site.bias_dtype

@@ -44,8 +44,7 @@ def plan_graph(found: Found, plans: Plans, device: Device) -> list[RegionAnalysi
     """All regions and launches of a graph with their plans; a chain in the place of the region that it begins with."""
     regions = [plans.region(cut) for cut in found.cuts]
     running = {n: cut for n, cut in enumerate(found.cuts) if regions[n].running}
-    inside = {node: n for n, cut in running.items() for node in cut.nodes}
-    launches = gradient_launches(found.sites, device, inside.get)
+    launches = gradient_launches(found.sites, device, [cut.nodes for cut in running.values()])
     sums = [of_launch(each, plan) for each in launches if (plan := plans.sums(each)) is not None]
     summing = [(each, told) for told in sums if isinstance(each := told.of, GradientLaunch) and told.running]
     together = {node: each.nodes for each in (*running.values(), *(x for x, _ in summing)) for node in each.nodes}

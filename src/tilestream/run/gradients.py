@@ -26,8 +26,7 @@ def prepare(
     found: Sequence[GradientSite], cuts: Sequence[Cut], options: Options, target: Target
 ) -> list[GradientLaunch]:
     """Begin to compile the kernels of a graph's gradients, beside regions that run."""
-    regions = {node: number for number, cut in enumerate(cuts) for node in cut.nodes}
-    launches = gradient_launches(found, target.hardware, regions.get)
+    launches = gradient_launches(found, target.hardware, [cut.nodes for cut in cuts])
     pipelines = [launch.pipeline(target.hardware) for launch in launches]
     with planning.kernels_kept(options, target):
         build_ahead(list(dict.fromkeys(pipelines)), target.kind)
