@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -15,8 +16,13 @@ from tilestream.graph.selection import partition
 from tilestream.ir import plain as plain_form
 from tilestream.ir.once import once
 from tilestream.ir.pipeline import Pipeline
+from tilestream.ir.serialise import pipeline_from_json, pipeline_to_json
+from tilestream.kernels.families import FAMILIES, kernel_of
+from tilestream.kernels.fits import verify_on
+from tilestream.kernels.kernel import Kernel
 from tilestream.kernels.product.finder import Finder
 from tilestream.options import Options
+from tilestream.plan import cost
 from tilestream.plan.planner import proposals
 
 
@@ -30,15 +36,41 @@ def program() -> Pipeline:
 
 
 def test_a_block_is_found_once_in_a_program(program: Pipeline, monkeypatch: pytest.MonkeyPatch):
-    """The program, and each candidate that is made of it."""
+    """Its candidates differ in how they divide it, and their kernels are made of what was found; what comes back from
+    disk is matched once."""
     read: list[Pipeline] = []
     block = Finder.block
     monkeypatch.setattr(Finder, "block", lambda self: read.append(self.pipeline) or block(self))
     found = proposals(replace(program, name="again"), 1, devices.get("h200"), Options())
-    for candidate in found:
-        if candidate.pipeline is not None and candidate.strategy == "shared":
-            cuda.sources(candidate.pipeline)
-    assert len(read) == len({id(each) for each in read}) < 2 * len(found)
+    shared = [c.pipeline for c in found if c.pipeline is not None and c.strategy == "shared"]
+    for pipeline in shared:
+        cuda.sources(pipeline)
+    assert len(shared) > 3 and len(read) == 1
+    again = pipeline_from_json(pipeline_to_json(shared[0]))
+    for _ in range(3):
+        assert kernel_of(again).source().text == cuda.sources(shared[0])[0].text
+        verify_on(again, devices.get("h200"))
+    assert len(read) <= 2
+
+
+def test_a_launch_is_matched_once(program: Pipeline, monkeypatch: pytest.MonkeyPatch):
+    asked: list[str] = []
+    for family in FAMILIES:
+
+        def matches(launch: Pipeline, kind: type[Kernel] = family, whole: Callable[..., bool] = family.matches) -> bool:
+            asked.append(kind.family)
+            return whole(launch)
+
+        monkeypatch.setattr(family, "matches", matches)
+    (tiled,) = [c.pipeline for c in proposals(program, 1, devices.get("h200"), Options(strategy="shared"))][:1]
+    assert tiled is not None
+    asked.clear()
+    launch = replace(tiled, name="again")
+    for _ in range(3):
+        verify_on(launch, devices.get("h200"))
+        cost.predict(launch, 1, devices.get("h200"))
+        cuda.sources(launch)
+    assert asked == ["shared tile"]
 
 
 def test_of_equal_objects_each_has_its_own(program: Pipeline):

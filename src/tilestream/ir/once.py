@@ -25,7 +25,14 @@ def once(function: Callable[[P], T]) -> Callable[[P], T]:
             kept[key] = function(of)
         return kept[key]
 
+    found.key = key  # pyright: ignore[reportAttributeAccessIssue]
     return found
+
+
+def hand_on(fact: Callable[[P], object], of: P, to: P) -> P:
+    """``to``, of which a fact of ``once`` is what it is of ``of``: it was made of it, and nothing is found again."""
+    to.__dict__[fact.key] = fact(of)  # pyright: ignore[reportFunctionMemberAccess]
+    return to
 
 
 def hashed_once(cls: type[P]) -> type[P]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
 from math import ceil, prod
+from operator import is_
 from typing import Any
 
 from tilestream.errors import IRError
@@ -388,6 +389,9 @@ class Pipeline:
         return tuple(t for t in self.tensors if t.role is role)
 
     def with_stages(self, stages: tuple[Stage, ...], queues: tuple[Queue, ...] | None = None) -> Pipeline:
+        """The same pipeline with other stages; itself, of which much may be known, where they are its own."""
+        if queues is None and len(stages) == len(self.stages) and all(map(is_, stages, self.stages)):
+            return self
         return replace(self, stages=stages, queues=self.queues if queues is None else queues)
 
 

@@ -245,11 +245,11 @@ def find_block(stage: Stage, pipeline: Pipeline) -> Block:
     Raises:
         VerifyError: they are something else; names the op that does not fit.
     """
-    return _only_block(pipeline) if pipeline.stages == (stage,) else Finder(stage, pipeline).block()
+    return only_block(pipeline) if pipeline.stages == (stage,) else Finder(stage, pipeline).block()
 
 
 @once
-def _only_block(pipeline: Pipeline) -> Block:
+def only_block(pipeline: Pipeline) -> Block:
     """The block that a pipeline's only stage is."""
     return Finder(pipeline.stages[0], pipeline).block()
 

@@ -26,5 +26,5 @@ def merge_common_ops(p: Pipeline) -> Pipeline:
             else:
                 seen[key] = op.out.name
                 ops.append(op)
-        stages.append(replace(stage, ops=tuple(ops)))
+        stages.append(replace(stage, ops=tuple(ops)) if same else stage)
     return p.with_stages(tuple(stages))

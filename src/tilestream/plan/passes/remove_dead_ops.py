@@ -18,5 +18,5 @@ def remove_dead_ops(p: Pipeline) -> Pipeline:
             if op.out is None or op.out.name in live:
                 live.update(op.ins)
                 kept.append(op)
-        stages.append(replace(stage, ops=tuple(reversed(kept))))
+        stages.append(stage if len(kept) == len(stage.ops) else replace(stage, ops=tuple(reversed(kept))))
     return p.with_stages(tuple(stages))

@@ -9,9 +9,10 @@ from math import ceil
 from tilestream.devices import Device
 from tilestream.errors import VerifyError
 from tilestream.ir.axes import Level, Loop, Spread
+from tilestream.ir.once import hand_on, once
 from tilestream.ir.pipeline import Pipeline, Stage
 from tilestream.kernels.product.block import MOST_ROWS, Block
-from tilestream.kernels.product.finder import find_block
+from tilestream.kernels.product.finder import only_block
 from tilestream.kernels.product.shared_tile import Tail
 from tilestream.kernels.product.shared_tile.model import DEPTHS, TILES
 from tilestream.kernels.product.sharing import Middle
@@ -96,8 +97,7 @@ def share_tile(program: Pipeline, split: Split, device: Device | None = None) ->
     written = with_column(written_out(program))
     if len(written.stages) != 1:
         raise VerifyError(f"pipeline {program.name!r} has {len(written.stages)} stages", "share a tile in one")
-    stage = written.stages[0]
-    block = find_block(stage, written)
+    block = only_block(written)
     if split.middle is Middle.NONE and split.groups == split.columns == 1:
         raise VerifyError("a CTA that makes all of its tile shares nothing", "cut it as a vertical pipeline")
     mesh = [Spread(Level.GRID, split.row_tiles, (block.rows,))] if split.row_tiles > 1 else []
@@ -112,11 +112,17 @@ def share_tile(program: Pipeline, split: Split, device: Device | None = None) ->
     loops = [Loop(block.rows, split.tile_rows)]
     if split.depth is not None:
         loops.append(Loop(block.hid if block.one_layer else block.k, split.depth))
-    ops = stage.ops
-    if split.tail is Tail.REDUCE_ADD:
-        ops = tuple(replace(op, kind="store_add") if op.kind == "store" else op for op in ops)
-    made = Stage("shared", ops, tuple(loops), tuple(mesh))
-    return replace(written, stages=(made,), strategy="shared tile")
+    base = _added_in_memory(written) if split.tail is Tail.REDUCE_ADD else written
+    made = Stage("shared", base.stages[0].ops, tuple(loops), tuple(mesh))
+    return hand_on(only_block, base, replace(base, stages=(made,), strategy="shared tile"))
+
+
+@once
+def _added_in_memory(written: Pipeline) -> Pipeline:
+    """``written``, whose results are added to what is there."""
+    stage = written.stages[0]
+    ops = tuple(replace(op, kind="store_add") if op.kind == "store" else op for op in stage.ops)
+    return written.with_stages((replace(stage, ops=ops),))
 
 
 def tiles_for(rows: int) -> tuple[int, int]:

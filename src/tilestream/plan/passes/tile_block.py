@@ -8,7 +8,9 @@ from math import ceil, gcd
 from tilestream.devices import Device
 from tilestream.errors import VerifyError
 from tilestream.ir.axes import Level, Loop, Spread
+from tilestream.ir.once import hand_on
 from tilestream.ir.pipeline import Pipeline, Stage
+from tilestream.kernels.product.finder import only_block
 from tilestream.kernels.product.tiled_block.model import CLUSTER, COLUMNS, find_layers, loop_tiles
 from tilestream.kernels.product.written import written_out
 
@@ -41,7 +43,8 @@ def tile_block(program: Pipeline, device: Device) -> Pipeline:
         Spread(Level.CLUSTER, CLUSTER, (block.rows,)),
     )
     loops = tuple(Loop(axis, tile) for axis, tile in loop_tiles(block).items())
-    return replace(written, stages=(Stage("tiles", stage.ops, loops, mesh),), strategy="tiled block")
+    made = replace(written, stages=(Stage("tiles", stage.ops, loops, mesh),), strategy="tiled block")
+    return hand_on(only_block, written, made)
 
 
 def _most_busy(room: int, blocks: int) -> int:
