@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 
@@ -79,7 +80,6 @@ def _run(
     shape: tuple[int, ...],
     options: HostRun,
 ) -> torch.Tensor:
-    program = compiled(kernel.text(WARPS), kernel.name, "InteractionParams", options)
     arena = Arena()
     like = sources[0]
     size = like.element_size()
@@ -96,16 +96,34 @@ def _run(
     batch = shape[0] if given is None else shape[1]
     places = (_added(arena, gaps), OF_FILE + out, OF_FILE + record)
     packed = parameters(held, pairs, *places, stride, batch, int(_is_wide(first)))
-    numbers = map(str, (CTAS, 32 * WARPS, kernel.shared_bytes(WARPS)))
-    done, raw = run_file(
-        arena, packed, lambda path: run_program([str(program), str(path), *numbers], kernel.name, options)
-    )
+    shape = (CTAS, 32 * WARPS, kernel.shared_bytes(WARPS))
+    raw, ended = run_lanes(kernel.text(WARPS), kernel.name, "InteractionParams", shape, arena, packed, options)
     claimed, what, rows, found = struct.unpack_from("<4q", raw, record)
     if claimed:
         vector, at = what & 0xFFFFFFFF, what >> 32
         raise InputError(f"vector {vector}, at {at}: {found} of {rows}", "give indices that exist")
-    check_ended(kernel.name, done)
+    ended()
     return left_at(raw, out, empty)
+
+
+def run_lanes(
+    text: str, name: str, params: str, shape: tuple[int, int, int], arena: Arena, packed: bytes, options: HostRun
+) -> tuple[bytearray, Callable[[], None]]:
+    """Run the kernel ``name`` of a text, whose argument is a ``params``: the arena's bytes behind it, and what raises
+    if it did not end.
+
+    Args:
+        shape: CTAs, threads of each, bytes of shared memory.
+
+    Raises:
+        CompileError, HostRace: as ``build.run_on_host``.
+    """
+    program = str(compiled(text, name, params, options))
+    numbers = [str(n) for n in shape]
+    done, raw = run_file(
+        arena, packed, lambda path: run_program([*command, str(path), *map(str, shape)], name, options)
+    )
+    return raw, partial(check_ended, name, done)
 
 
 def compiled(text: str, name: str, params: str, options: HostRun) -> Path:

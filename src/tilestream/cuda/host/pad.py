@@ -7,17 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from tilestream.cuda.host.build import (
-    OF_FILE,
-    Arena,
-    HostRun,
-    bytes_of,
-    check_ended,
-    left_at,
-    run_file,
-    run_program,
-)
-from tilestream.cuda.host.lanes import compiled
+from tilestream.cuda.host.build import OF_FILE, Arena, HostRun, bytes_of, left_at
+from tilestream.cuda.host.lanes import run_lanes
 from tilestream.cuda.pad import NAME, WARPS, parameters, text
 
 
@@ -32,8 +23,6 @@ def padded_on_host(
     Raises:
         CompileError, HostTrap, HostRace: as ``build.run_on_host``.
     """
-    how = options or HostRun()
-    program = compiled(text(len(matrices)), NAME, "PadParams", how)
     arena = Arena()
     held = [arena.add(bytes_of(torch.cat([m.new_full((begin,), float("nan")), m.flatten()]))) for m in matrices]
     made = [m.new_full((len(m), columns), float("nan")) for m in matrices]
@@ -41,7 +30,7 @@ def padded_on_host(
     at = {id(m): OF_FILE + place + 2 * begin for m, place in zip(matrices, held, strict=True)}
     at |= {id(m): OF_FILE + place for m, place in zip(made, out, strict=True)}
     packed = parameters(matrices, made, address=lambda t: at[id(t)])
-    numbers = map(str, (-(-sum(map(len, matrices)) // WARPS), 32 * WARPS, 0))
-    done, raw = run_file(arena, packed, lambda path: run_program([str(program), str(path), *numbers], NAME, how))
-    check_ended(NAME, done)
+    shape = (-(-sum(map(len, matrices)) // WARPS), 32 * WARPS, 0)
+    raw, ended = run_lanes(text(len(matrices)), NAME, "PadParams", shape, arena, packed, options or HostRun())
+    ended()
     return [left_at(raw, at, m) for at, m in zip(out, made, strict=True)]
