@@ -120,9 +120,7 @@ def run_lanes(
     """
     program = str(compiled(text, name, params, options))
     numbers = [str(n) for n in shape]
-    done, raw = run_file(
-        arena, packed, lambda path: run_program([*command, str(path), *map(str, shape)], name, options)
-    )
+    done, raw = run_file(arena, packed, lambda path: run_program([program, str(path), *numbers], name, options))
     return raw, partial(check_ended, name, done)
 
 

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from functools import lru_cache
 from math import ceil, prod
 from typing import NamedTuple
-
-import jinja2
 
 from tilestream.errors import VerifyError
 from tilestream.ir.pipeline import Pipeline
@@ -16,9 +12,9 @@ from tilestream.kernels.gradients.body import body, products
 from tilestream.kernels.gradients.layouts import COLUMNS, Box, Held
 from tilestream.kernels.gradients.model import Schedule, builds
 from tilestream.kernels.parts.params import MAP, Field, Struct, pointers
-from tilestream.kernels.parts.source import KernelSource, kernel_name
-from tilestream.kernels.parts.templating import template
-from tilestream.kernels.stream.places import REGISTER_SPLITS
+from tilestream.kernels.parts.source import KernelSource
+from tilestream.kernels.parts.templating import rendered
+from tilestream.kernels.stream.places import splits_for
 
 THREADS = 384
 ADDING = 256
@@ -72,17 +68,15 @@ def emit(pipeline: Pipeline) -> KernelSource:
     stages = [tables.stage(s, kinds.index(kind)) for s, kind in zip(schedules, each, strict=True)]
     operands = Operands(tables.maps, tables.pointers)
     params = argument(operands)
-    text = _template().render(
-        name=kernel_name(pipeline), pipeline=pipeline, threads=THREADS, kinds=kinds, loads=loads, stages=stages,
+    text = rendered(
+        "gradients.cu.j2", pipeline, threads=THREADS, kinds=kinds, loads=loads, stages=stages,
         boxes=tables.boxes, results=tables.results, params=params,
         most_results=max(sum(h.groups for h in s.layout.held) for s in schedules),
         mma=list(dict.fromkeys(m for s in schedules for m in products(s))),
     )  # fmt: skip
-    text = re.sub(r"\n{3,}", "\n\n", text)
     registers = max(s.layout.registers for s in schedules)
-    splits = tuple(r for r in REGISTER_SPLITS if r[0] >= registers) or REGISTER_SPLITS[-1:]
     shared = max(s.shared_bytes for s in schedules)
-    return KernelSource(pipeline, text, shared, params, splits, operands)
+    return KernelSource(pipeline, text, shared, params, splits_for(registers), operands)
 
 
 def width(s: Schedule) -> int:
@@ -143,8 +137,3 @@ class _Tables:
             self.pointers.index(h.tensor), layer.out, layer.k, 0 if h.across else COLUMNS * group,
             COLUMNS * h.chunk + step,
         )  # fmt: skip
-
-
-@lru_cache(maxsize=1)
-def _template() -> jinja2.Template:
-    return template("gradients.cu.j2")

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import re
-from functools import lru_cache
-
-import jinja2
-
 from tilestream.ir.pipeline import Pipeline
 from tilestream.kernels.parts.mma import specialisation
 from tilestream.kernels.parts.params import MAP, Field, Struct, at_least_one, pointers
-from tilestream.kernels.parts.source import Call, KernelSource, kernel_name
-from tilestream.kernels.parts.templating import template
+from tilestream.kernels.parts.source import Call, KernelSource
+from tilestream.kernels.parts.templating import rendered
 from tilestream.kernels.product.before import prefetch_code, row_code
 from tilestream.kernels.product.epilogue import residuals, vectors_of
 from tilestream.kernels.product.operands import Operands
@@ -77,9 +72,9 @@ def emit(pipeline: Pipeline, code: Code) -> KernelSource:
     }  # fmt: skip
     params = argument(code, len(vectors))
     in_front = len(vectors) - len(b.vectors(b.before))
-    text = _template().render(
-        name=kernel_name(pipeline),
-        pipeline=pipeline,
+    text = rendered(
+        "product.cu.j2",
+        pipeline,
         s=s,
         b=b,
         code=code,
@@ -90,10 +85,4 @@ def emit(pipeline: Pipeline, code: Code) -> KernelSource:
         before=row_code(b, pipeline, in_front, code.makers) if b.before else "",
         prefetch=prefetch_code(b, pipeline),
     )
-    text = re.sub(r"\n{3,}", "\n\n", text)
     return KernelSource(pipeline, text, s.shared_bytes, params, code.register_splits, code)
-
-
-@lru_cache(maxsize=1)
-def _template() -> jinja2.Template:
-    return template("product.cu.j2")

@@ -5,25 +5,20 @@ A pipeline with DRAM queues is several launches; ``emit`` takes one of them.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
-
-import jinja2
 
 from tilestream.errors import CompileError
 from tilestream.ir.pipeline import Pipeline, Residency, Stage
 from tilestream.kernels.parts.mma import specialisation
 from tilestream.kernels.parts.params import MAP, Field, Struct, pointers
-from tilestream.kernels.parts.source import KernelSource, kernel_name
-from tilestream.kernels.parts.templating import template
+from tilestream.kernels.parts.source import KernelSource
+from tilestream.kernels.parts.templating import rendered
 from tilestream.kernels.stream.build import build
 from tilestream.kernels.stream.column_loop import halves_of
 from tilestream.kernels.stream.consumer import ConsumerEmitter
 from tilestream.kernels.stream.layout import SHARED_LIMIT, Layout, lay_out
 from tilestream.kernels.stream.model import Schedule, ceil_to
-from tilestream.kernels.stream.places import REGISTER_SPLITS
+from tilestream.kernels.stream.places import splits_for
 from tilestream.kernels.stream.tables import (
     ODD_ROWS,
     TAPPED,
@@ -124,9 +119,10 @@ def emit(pipeline: Pipeline, annotate: bool = False, stamped: bool = False) -> K
         products |= _products(schedule, layout)
     tables.stages = uses
     counters = place_counters(shared) if stamped else None
-    text = _template().render(
-        name=kernel_name(pipeline),
-        pipeline=pipeline,
+    params = argument(tables, stamped)
+    text = rendered(
+        "kernel.cu.j2",
+        pipeline,
         kinds=kinds,
         stages=uses,
         tables=tables,
@@ -135,12 +131,10 @@ def emit(pipeline: Pipeline, annotate: bool = False, stamped: bool = False) -> K
         step=max(s.tiles_per_step for s in pipeline.stages) * max(s.group for s in pipeline.stages),
         group=max(s.group for s in pipeline.stages),
         counters=counters,
-        params=argument(tables, stamped),
+        params=params,
     )
-    text = re.sub(r"\n{3,}", "\n\n", text)
-    splits = tuple(s for s in REGISTER_SPLITS if s[0] >= registers) or REGISTER_SPLITS[-1:]
     shared = shared if counters is None else counters + COUNTER_BYTES
-    return KernelSource(pipeline, text, shared, argument(tables, stamped), splits, tables, stamped)
+    return KernelSource(pipeline, text, shared, params, splits_for(registers), tables, stamped)
 
 
 def _queued(tables: Tables, at: StageTables) -> bool:
@@ -205,19 +199,3 @@ def _products(schedule: Schedule, layout: Layout) -> set[tuple[str, int]]:
     sizes = {min(page, w) for w in widths} | {w % page for w in widths if w > page and w % page}
     sizes |= {loop.chunk // 8 // halves_of(schedule) for loop in schedule.loops}
     return {(schedule.dtype, n) for n in sizes}
-
-
-def _entries(rows: Sequence[Sequence[int]], last: Sequence[int]) -> str:
-    """The rows of a table as C++ initialisers, as many a line as fit."""
-    lines = [""]
-    for row in (*rows, last):
-        entry = "{" + ", ".join(map(str, row)) + "}, "
-        if len(lines[-1]) + len(entry) > 116:
-            lines.append("")
-        lines[-1] += entry
-    return "\n".join("    " + line.rstrip() for line in lines)
-
-
-@lru_cache(maxsize=1)
-def _template() -> jinja2.Template:
-    return template("kernel.cu.j2", entries=_entries)

@@ -17,6 +17,11 @@ REGISTER_LIMIT = 232  # what a schedule may ask for: the rest of the largest spl
 OVERHEAD, OVERHEAD_WITH_QUEUES = 36, 64
 
 
+def splits_for(registers: int) -> tuple[tuple[int, int], ...]:
+    """The splits whose consumers have so many registers, or the last."""
+    return tuple(split for split in REGISTER_SPLITS if split[0] >= registers) or REGISTER_SPLITS[-1:]
+
+
 @dataclass
 class Places:
     place: dict[str, Place] = field(default_factory=dict)

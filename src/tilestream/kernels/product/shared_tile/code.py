@@ -17,7 +17,7 @@ from tilestream.kernels.product.operands import Operands
 from tilestream.kernels.product.shared_tile.model import SharedTile, Tail
 from tilestream.kernels.product.sharing import Middle
 from tilestream.kernels.stream.model import ceil_to
-from tilestream.kernels.stream.places import REGISTER_SPLITS
+from tilestream.kernels.stream.places import splits_for
 
 FLAGS = ("own_rows", "alone", "halves", "tagged")
 SIZES = (
@@ -45,7 +45,7 @@ class SharedTileCode:
         self.add_width = box_width(s.out_columns // share)
         self.blocks = sorted({s.middle_columns // share // 8, s.out_columns // share // 8} - {0})
         self.makers = Makers(32 if s.own_rows else 128 * s.warpgroups, late_vectors=s.own_rows)
-        self.register_splits = tuple(r for r in REGISTER_SPLITS if r[0] >= s.registers) or REGISTER_SPLITS[-1:]
+        self.register_splits = splits_for(s.registers)
 
     def constants(self) -> Mapping[str, Mapping[str, object]]:
         s, b = self.s, self.b
