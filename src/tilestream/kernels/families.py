@@ -17,7 +17,7 @@ FAMILIES: tuple[type[Kernel], ...] = (SharedTileKernel, TiledBlockKernel, Gradie
 
 @once
 def kernel_of(launch: Pipeline) -> Kernel:
-    """The kernel that a launch becomes, matched once for each launch; ``refusal`` says why one can be made of it."""
+    """The kernel that a launch becomes, matched once for each launch; ``refusal`` says why none can be made of it."""
     return next(family for family in FAMILIES if family.matches(launch))(launch)
 
 
