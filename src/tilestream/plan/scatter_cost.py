@@ -11,8 +11,8 @@ from tilestream.graph.sizes import hint
 from tilestream.graph.sums import Part, Sum
 
 ATOMIC_US = 8e-6
-"""An element that ``index_add`` takes (16 bits; 7.7e-6 to 9.1e-6). Inductor's gradient of a table takes twice as long,
-in fp32, for uniform lookups."""
+"""An element that ``index_add`` takes (16 bits; 8.6e-6 to 9.5e-6 in docs/message-passing.md). Inductor's gradient of a
+table takes twice as long, in fp32, for uniform lookups."""
 
 WIDE_BYTES, BYTES_PER_US = 10, 4.3e6
 """Bytes an element of a table's 16-bit gradient, besides: Inductor clears it in fp32, reads it, and writes it rounded;
@@ -20,11 +20,12 @@ and what the memory moves."""
 
 SUM_US, SUM_BYTES_PER_US = 3.0, 3e6
 SORT_US, SORT_EDGES_PER_US = 55.0, 1.5e4
-"""Of sums over sorted messages, and of sorting them: a fixed part and a rate."""
+"""Of sums over sorted messages, and of sorting them: a fixed part and a rate. No script fits them: the eight
+sorts of docs/message-passing.md are 1 to 18 % off, and its first sum is a third too slow."""
 
 CTA_BYTES, ROUND_ROWS, ROUND_US = 8192, 8, 1.2
 """A CTA of the sums has rows of so many bytes side by side, and reads eight behind each other before it waits for
-memory, about so long."""
+memory, about so long. Estimated; not measured alone."""
 PIECE_EDGES, MOST_PIECES = 1024, 8
 """A node of more than ``LONG`` edges is summed by whole CTAs, one for so many of its edges, of which each has a piece
 of the columns (``segments.cuh``)."""
