@@ -202,7 +202,7 @@ def main() -> int:
     from tilestream.bench.environment import environment
 
     rows = measured(given)
-    made = {"schema": 1, "command": " ".join(sys.argv), "environment": environment(), "rows": rows}
+    made = {"schema": 1, "environment": environment(), "rows": rows}
     given.out.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
     timed = [row for row in rows if "ratio" in row]
     slower = [row["case"] for row in timed if row["ratio"] > SLOWER]

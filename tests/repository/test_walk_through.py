@@ -51,6 +51,7 @@ def mesh_graph_nets(walk: Walk) -> None:
     module, inputs = find("mgn").make(device="cpu", training=True, batch=1, steps=1)
     sys.settrace(walk)
     report = tilestream.explain(module, *inputs, training=True, device="h200", cache=False)
+    assert "EncodeProcessDecode" in str(report)
     assert {region.kind for region in report.analysis.regions} >= {"region", "backward chain"}
 
 
