@@ -19,8 +19,8 @@ from benchmarks.lib.places import RESULTS
 from tilestream import cuda, devices
 from tilestream.bench import collectives
 from tilestream.bench.environment import environment
+from tilestream.bench.exchange import Kind
 from tilestream.cuda.cache import compiled
-from tilestream.cuda.exchange import Kind
 
 OUT = RESULTS / "collectives.json"
 

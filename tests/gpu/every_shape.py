@@ -38,10 +38,10 @@ from torch import Tensor
 from tilestream import cuda
 from tilestream.apps.layers import Layer
 from tilestream.bench.collectives import Runner
+from tilestream.bench.exchange import BLOCK_BYTES, Exchange, Kind
+from tilestream.bench.exchange import GATHERS as GATHER_KINDS
 from tilestream.cuda import few_queries
 from tilestream.cuda.cache import compile_ahead, compiled
-from tilestream.cuda.exchange import BLOCK_BYTES, Exchange, Kind
-from tilestream.cuda.exchange import GATHERS as GATHER_KINDS
 from tilestream.cuda.interaction import backward, forward
 from tilestream.cuda.pad import padded
 from tilestream.devices import get

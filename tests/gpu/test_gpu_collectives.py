@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tilestream.bench.collectives import PEERS, Runner
-from tilestream.cuda.exchange import BLOCK_BYTES, GATHERS, Exchange, Kind
+from tilestream.bench.exchange import BLOCK_BYTES, GATHERS, Exchange, Kind
 
 pytestmark = pytest.mark.gpu
 

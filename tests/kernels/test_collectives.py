@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from exchange_on_host import exchange_on_host
 from places import BENCHMARKS
 
 from tilestream import devices
 from tilestream.bench.collectives import PEERS, Timed, compared, dump, exchanges, gather_through_dsm, load, rows_of
+from tilestream.bench.exchange import BLOCK_BYTES, GATHERS, Exchange, Kind
 from tilestream.cuda import sass
 from tilestream.cuda.compile import compile_source
-from tilestream.cuda.exchange import BLOCK_BYTES, GATHERS, Exchange, Kind
 from tilestream.cuda.host.build import HostRace, HostRun, HostTrap, Mutation
-from tilestream.cuda.host.exchange import exchange_on_host
 from tilestream.errors import VerifyError
 from tilestream.kernels.coefficients.shared_tile import H200_GENERATED
 from tilestream.kernels.product.sharing import Middle
@@ -73,7 +73,7 @@ def test_nobody_overtakes_anybody(kind: Kind, folder: Path) -> None:
     check(Exchange(kind, 2, 1024 if kind in GATHERS else BLOCK_BYTES), 1, folder, times=4, sanitize=True)
 
 
-FILE, LOOP = "collectives.cuh", "exchange.cuh"
+FILE, LOOP = "collectives.cuh", "kernel"
 MUTANTS = {
     "a ring hands on what has not come": (
         Kind.RING_DSM,

@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from tilestream.bench.exchange import BLOCK_BYTES, GATHERS, THREADS, Exchange, Kind, map_sizes, params
 from tilestream.cuda import driver
 from tilestream.cuda.cache import compiled
-from tilestream.cuda.exchange import BLOCK_BYTES, GATHERS, THREADS, Exchange, Kind, map_sizes, params
 from tilestream.devices import Device
 from tilestream.errors import DeviceError, VerifyError
 from tilestream.kernels.parts.params import LINE_BYTES

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
+from importlib.resources import files
 from math import ceil
 
 from tilestream.errors import VerifyError
@@ -152,7 +154,7 @@ class Exchange:
         return "\n".join(
             [
                 '#include "ptx.cuh"', '#include "math.cuh"', '#include "tile.cuh"', '#include "collectives.cuh"', "",
-                "namespace ts {", PARAMS.text, "}", '#include "exchange.cuh"', "", "namespace ts {", "", "struct E {",
+                "namespace ts {", PARAMS.text, "}", _loop(), "", "namespace ts {", "", "struct E {",
                 f"  static constexpr Exchange KIND = {self.kind.name};", *lines, "};", "", "}  // namespace ts", "",
                 f"{kernel} {self.name}(const TS_PARAM ts::Params p) {{", "  TS_SHARED(smem);",
                 "  ts::run_exchange<ts::E>(p, smem);", "}", "",
@@ -166,6 +168,12 @@ class Exchange:
 
     def out_bytes(self, ctas: int) -> int:
         return ctas * self.tile_bytes * (self.peers if self.gathers else 1)
+
+
+@lru_cache(maxsize=1)
+def _loop() -> str:
+    """``exchange.cuh``, which is a part of the kernel's text: no other kernel includes it."""
+    return (files("tilestream.bench") / "exchange.cuh").read_text(encoding="utf-8").replace("#pragma once\n", "")
 
 
 PARAMS = Struct(

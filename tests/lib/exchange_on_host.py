@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tilestream.cuda.exchange import Exchange, Kind, map_sizes, params
+from tilestream.bench.exchange import Exchange, Kind, map_sizes, params
 from tilestream.cuda.host.build import (
     OF_FILE,
     Arena,
