@@ -38,8 +38,8 @@ of them is compiled in little more."""
 def lost_us(graph: fx.GraphModule, running: Sequence[RegionAnalysis], target: Target) -> float | None:
     """Microseconds of a call that Inductor saves by fusing operators of regions with their neighbours.
 
-    None where that cannot be told: a backward chain runs, nothing is known of Inductor on a region, too many regions
-    differ, or Inductor fails.
+    None where that cannot be told: a backward chain runs, nothing is known of Inductor on a region, or too many regions
+    differ. What fails is the caller's: Inductor, or timing.
 
     Args:
         graph: in which the regions were found, without calls of them, or a copy.
@@ -57,14 +57,8 @@ def lost_us(graph: fx.GraphModule, running: Sequence[RegionAnalysis], target: Ta
         alike.setdefault(key, []).append((found, plans[name]))
     if len(alike) > MOST:
         return None
-    try:
-        codes = _compiled([same[0][0].graph for same in alike.values()])
-        return sum(
-            len(same) * _lost_us(*same[0], code, target) for same, code in zip(alike.values(), codes, strict=True)
-        )
-    except Exception as failure:
-        log.debug("the whole is compiled a second time, which will say why", exc_info=failure)
-        return None
+    codes = _compiled([same[0][0].graph for same in alike.values()])
+    return sum(len(same) * _lost_us(*same[0], code, target) for same, code in zip(alike.values(), codes, strict=True))
 
 
 def _compiled(graphs: Sequence[fx.GraphModule]) -> list[Any]:

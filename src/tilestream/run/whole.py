@@ -186,7 +186,11 @@ class Whole:
         """Whether regions gain more than Inductor saves by fusing their operators with others. ``us``: of the whole."""
         if self._is_tuned or self.unplaced is None:
             return False
-        lost = lost_us(self.unplaced, self.running, self.target)
+        try:
+            lost = lost_us(self.unplaced, self.running, self.target)
+        except Exception as failure:
+            log.debug("the whole is compiled a second time, which decides", exc_info=failure)
+            return False
         log.info("regions gain %.1f us; Inductor would save %s us at their borders", gain_us, lost)
         return lost is not None and gain_us - lost >= margins.PAYS * us
 
