@@ -52,7 +52,7 @@ COLUMNS = (
     Column("stream", ("row stream",), Size(65_536, 64, 128, 64)),
     Column("product, few rows", ("shared tile",), Size(8, 1024, 4096, 1024)),
     Column("product, many rows", ("tiled block",), Size(8192, 1024, 2048, 1024)),
-    Column("gradients", ("stationary sum", "backward chain"), Size(65_536, 64, 128, 64), training=True),
+    Column("gradients", ("gradients",), Size(65_536, 64, 128, 64), training=True),
 )
 
 Inputs = tuple[Tensor, ...]
@@ -191,7 +191,7 @@ FRAMES: dict[str, tuple[Callable[[Kernel], bool], str]] = {
 
 def found(module: nn.Module, inputs: Inputs, training: bool) -> tuple[list[Pipeline], str]:
     """Every pipeline that is proposed for the whole of a model, and why there is none."""
-    cut = training_cut(OPTIONS) if training else None
+    cut = training_cut(OPTIONS, DEVICE) if training else None
     captured = capture(module.train(training), inputs, training=training, partition=cut)
     made: list[Pipeline] = []
     why = ""
@@ -205,7 +205,7 @@ def found(module: nn.Module, inputs: Inputs, training: bool) -> tuple[list[Pipel
 def _of_graph(graph: torch.fx.GraphModule, kind: Kind) -> tuple[list[Pipeline], str]:
     seen = find(graph, kind, OPTIONS, DEVICE)
     if kind == "backward":
-        launches = gradient_launches(seen.sites, DEVICE, lambda _: None)
+        launches = gradient_launches(seen.sites, DEVICE, ())
         outside = next((e.reason for e in seen.exclusions), "no sum over rows is found")
         return [launch.pipeline(DEVICE) for launch in launches], "" if launches else outside
     inside = len(seen.cuts) == 1 and not seen.exclusions
