@@ -351,7 +351,7 @@ def timings(quick: None, monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     at its clocks takes so many times what it should."""
     us = {"streamed": 100.0, "inductor": 90.0, "gain": 5.0, "at most": 1.5}
     monkeypatch.setattr(whole, "_wholes", [])
-    monkeypatch.setattr(whole.Whole, "_measures", lambda self: True)
+    monkeypatch.setattr(whole.Whole, "measures", lambda self: True)
     monkeypatch.setattr(Plan, "gain_us", property(lambda plan: us["gain"]))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (10**12, 10**12))
 

@@ -127,7 +127,7 @@ class Compilation:
                     f"{left} of {len(found.regions)} regions go to Inductor, which is as fast there. "
                     "tilestream.explain(model, *inputs) tells all"
                 )
-            self.unplaced = copied(graph)
+            self.unplaced = copied(graph) if self._whole().measures() else None
             self._place(graph, made)
         except Exception as failure:
             if not self.options.fallback:

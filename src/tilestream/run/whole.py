@@ -28,7 +28,7 @@ from tilestream.plan.chooser import Question, Time, choose
 from tilestream.plan.gradients import STRATEGY
 from tilestream.plan.parts import RegionAnalysis
 from tilestream.plan.shown import total_us
-from tilestream.run import timing
+from tilestream.run import prepare, timing
 from tilestream.run.made_up import check_room, random_tensor
 from tilestream.run.stopwatch import timed
 from tilestream.run.surroundings import lost_us
@@ -129,7 +129,7 @@ class Whole:
             fakes: the graph's arguments as fake tensors and symbolic sizes.
         """
         kind = (len(self.plans), bool(kwargs.get("is_backward")), not kwargs.get("is_inference", False))
-        if not self._measures():
+        if not self.measures():
             _wholes.append(WholeTiming(*kind, 0.0, None, None))
             return compiled(streamed)
         # CUDA-graph trees capture by themselves; what is timed here is captured here.
@@ -221,9 +221,9 @@ class Whole:
         are kept whatever Inductor's configuration."""
         return bool(self.patches.get("max_autotune") or self.patches.get("coordinate_descent_tuning"))
 
-    def _measures(self) -> bool:
-        on_gpu = self.target.kind == "cuda" and self.options.measure and self.options.strategy == "auto"
-        return on_gpu and not torch.cuda.is_current_stream_capturing()
+    def measures(self) -> bool:
+        """Whether the graph is timed with its regions and without."""
+        return self.options.strategy == "auto" and prepare.measures(self.options, self.target)
 
     def _clear(self) -> float:
         """The share of the whole's time that a gain must be to need no second compilation."""
