@@ -79,7 +79,7 @@ def measure(name: str, dtype: torch.dtype, wanted: Sequence[str]) -> dict[str, A
     base = torch.randn(case.nodes, case.features, device="cuda").to(dtype)
     index = index_of(case, name)
     ends = [(index[k * case.edges : (k + 1) * case.edges], matrix[k :: case.every]) for k in range(case.parts)]
-    numbers = torch.cat([torch.arange(case.edges, device="cuda") * case.every + k for k in range(case.parts)])
+    numbers = torch.cat([torch.arange(case.edges, device="cuda") * case.every + k for k in range(case.parts)]).int()
 
     def atomics(base: Tensor) -> Tensor:
         for at, (to, rows) in enumerate(ends):

@@ -37,7 +37,7 @@ def on_host(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., None]:
 def order_of(index: Tensor, nodes: int) -> tuple[Tensor, Tensor, Tensor]:
     ordered, order = torch.sort(segments.keys(index, nodes), stable=True)
     busy = torch.zeros(busy_words(len(index)), dtype=torch.int32)
-    return order, segments.starts(ordered, nodes, busy), busy
+    return order.int(), segments.starts(ordered, nodes, busy), busy
 
 
 def exact(base: Tensor | None, rows: Tensor, order: Tensor, index: Tensor, nodes: int) -> Tensor:

@@ -269,7 +269,7 @@ def test_sums_of_messages_are_predicted_as_they_run(edges: int) -> None:
     assert replaced == 3 == len(sums)
     assert first.name.endswith(".sort") and 55 < first.predicted_us < 70
     assert all(x.name.endswith(".sum") and x.predicted_us < own[0].predicted_us / 5 for x in sums)
-    assert sums[0].bytes == 2 * 64 * (edges + 30_000) + 8 * edges + 4 * 30_001
+    assert sums[0].bytes == 2 * 64 * (edges + 30_000) + 4 * edges + 4 * 30_001
 
 
 def _json(tmp_path: Path, *words: str) -> dict:

@@ -103,7 +103,7 @@ def test_their_kernels_begin_with_the_graph(monkeypatch: pytest.MonkeyPatch) -> 
     index = torch.zeros(4, dtype=torch.int64)
     busy = torch.zeros(1, dtype=torch.int32)
     starts = kernels.starts(kernels.keys(index, 3), 3, busy)
-    kernels.sums(None, torch.zeros(4, 64).bfloat16(), index, starts, busy)
+    kernels.sums(None, torch.zeros(4, 64).bfloat16(), index.int(), starts, busy)
     assert sorted(begun) == sorted(launched)
 
 

@@ -45,8 +45,7 @@ SUMS = Struct(
     (
         Field("const uint4*", "base", note="added to, or null"),
         *pointers("rows", type="const uint4*"),
-        *pointers("order", type="const long long*"),
-        *pointers("starts", "busy", type="const int*"),
+        *pointers("order", "starts", "busy", type="const int*"),
         *pointers("out", type="uint4*"),
         Field("int", "nodes"),
         Field("int", "lanes"),
@@ -115,9 +114,9 @@ def sums(base: Tensor | None, rows: Tensor, order: Tensor, starts: Tensor, busy:
 
     Args:
         base: [nodes, features], contiguous, like ``rows``.
-        rows: [any below 2^32, features], contiguous, of a dtype of tiles; a row has a multiple of 16 bytes,
+        rows: [any below 2^31, features], contiguous, of a dtype of tiles; a row has a multiple of 16 bytes,
             8 KB at most.
-        order: int64 [edges], rows in any order, each any number of times.
+        order: int32 [edges], rows in any order, each any number of times.
         starts, busy: of ``starts``.
     """
     rows, base = _aligned(rows), None if base is None else _aligned(base)

@@ -26,6 +26,9 @@ from tilestream.simulator.library import Kernel, Own
 MOST_ROW_BYTES = 8192
 """Of a row: 512 lanes."""
 
+MOST_ROWS = 2**31
+"""Numbers of rows are int32, in sorted order."""
+
 
 def sorted_sums(graph: fx.Graph) -> SortedSums:
     """The sums of messages of a functional graph that are made in sorted order, since its time falls.
@@ -33,7 +36,7 @@ def sorted_sums(graph: fx.Graph) -> SortedSums:
     Args:
         graph: ATen with ``val`` in its nodes' meta.
     """
-    found = [s for s in sums(graph) if _row_bytes(s) <= MOST_ROW_BYTES]
+    found = [s for s in sums(graph) if _row_bytes(s) <= MOST_ROW_BYTES and _rows(s) < MOST_ROWS]
     if not found:
         return SortedSums([], [])
     same = first_alike(graph)
@@ -94,6 +97,11 @@ def _row_bytes(s: Sum) -> int:
     return s.parts[0].features * s.node.meta["val"].element_size()
 
 
+def _rows(s: Sum) -> int:
+    """Of the matrix, or more."""
+    return sum(p.every * scatter_cost.edges(p) for p in s.parts)
+
+
 def sum_kernels(graph: fx.Graph, readers: Readers) -> dict[fx.Node, tuple[Kernel, ...]]:
     """What each addition that is made in sorted order becomes: a sort before the first of those that share it, a sum in
     the place of the last one that it is made of, nothing elsewhere."""
@@ -111,7 +119,7 @@ def sum_kernels(graph: fx.Graph, readers: Readers) -> dict[fx.Node, tuple[Kernel
 
 
 def _sort(together: Sequence[Sum]) -> Kernel:
-    """int64 places of the edges and int32 starts of the nodes, of the indices of all parts."""
+    """int32 places of the edges and starts of the nodes, of the indices of all parts."""
     parts = [p for s in together for p in s.parts]
     edges, node = float(sum(map(scatter_cost.edges, parts))), parts[0].node
     read = tuple((p.index.name, scatter_cost.edges(p) * p.index.meta["val"].element_size()) for p in parts)
@@ -132,7 +140,7 @@ def _order(together: Sequence[Sum]) -> tuple[tuple[str, float], ...]:
     name = ".".join(dict.fromkeys(p.index.name for s in together for p in s.parts))
     edges = sum(scatter_cost.edges(p) for s in together for p in s.parts)
     nodes = sum(hint(s.node.meta["val"].shape[0]) for s in together)
-    return (f"{name}.order", 8.0 * edges), (f"{name}.starts", 4.0 * (nodes + 1))
+    return (f"{name}.order", 4.0 * edges), (f"{name}.starts", 4.0 * (nodes + 1))
 
 
 def _kernel(

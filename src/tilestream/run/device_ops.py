@@ -27,7 +27,7 @@ def segments(index: Tensor, nodes: int) -> tuple[Tensor, Tensor, Tensor]:
     with explained(index.device):
         ordered, order = torch.sort(keys(index.contiguous(), nodes), stable=True)
         busy = torch.zeros(busy_words(len(index)), dtype=torch.int32, device=index.device)
-        return order, starts(ordered, nodes, busy), busy
+        return order.int(), starts(ordered, nodes, busy), busy
 
 
 def segment_sum(base: Tensor | None, rows: Tensor, order: Tensor, starts: Tensor, busy: Tensor) -> Tensor:

@@ -41,7 +41,7 @@ def padded(matrices: list[Tensor], columns: int) -> list[Tensor]:
 
 
 def segments(index: Tensor, nodes: int) -> tuple[Tensor, Tensor, Tensor]:
-    """``index`` (integers [edges]) sorted, equal ones in their order: their places, int64 [edges]; where those of each
+    """``index`` (integers [edges]) sorted, equal ones in their order: their places, int32 [edges]; where those of each
     node start, int32 [nodes + 1]; and which nodes have many, int32, for the GPU's kernel alone.
 
     Raises:
@@ -51,7 +51,7 @@ def segments(index: Tensor, nodes: int) -> tuple[Tensor, Tensor, Tensor]:
     if len(ordered) and not 0 <= int(ordered[0]) <= int(ordered[-1]) < nodes:
         raise InputError(f"an index of a sum of rows is outside of its {nodes} rows", "give indices that exist")
     busy = torch.zeros(busy_words(len(index)), dtype=torch.int32)
-    return order, torch.searchsorted(ordered, torch.arange(nodes + 1), out_int32=True), busy
+    return order.int(), torch.searchsorted(ordered, torch.arange(nodes + 1), out_int32=True), busy
 
 
 def segment_sum(base: Tensor | None, rows: Tensor, order: Tensor, starts: Tensor, busy: Tensor) -> Tensor:
@@ -71,8 +71,9 @@ def _padded_shapes(matrices: list[Tensor], columns: int) -> list[Tensor]:
 
 
 def _segments_shapes(index: Tensor, nodes: Any) -> tuple[Tensor, Tensor, Tensor]:
-    starts, busy = (index.new_empty((n,), dtype=torch.int32) for n in (nodes + 1, busy_words(index.shape[0])))
-    return index.new_empty(index.shape, dtype=torch.int64), starts, busy
+    edges = index.shape[0]
+    order, starts, busy = (index.new_empty((n,), dtype=torch.int32) for n in (edges, nodes + 1, busy_words(edges)))
+    return order, starts, busy
 
 
 def _sum_shape(base: Tensor | None, rows: Tensor, order: Tensor, starts: Tensor, busy: Tensor) -> Tensor:

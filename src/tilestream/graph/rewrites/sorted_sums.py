@@ -107,7 +107,7 @@ class Sorted:
         """Rows of the matrix in sorted order, where ``order`` has places among all edges."""
         if len(layout) == 1:
             return self._spread(order, *layout[0])
-        named: dict[str, Any] = {"dtype": torch.int64, "device": order.meta["val"].device}
+        named: dict[str, Any] = {"dtype": torch.int32, "device": order.meta["val"].device}
         numbers = []
         for index, (every, first) in zip(indices, layout, strict=True):
             edges: Any = index.meta["val"].shape[0]
