@@ -18,7 +18,7 @@ from tilestream.kernels.gradients.layouts import (
     shares,
 )
 from tilestream.kernels.gradients.model import Schedule
-from tilestream.kernels.parts.element import neighbour, pair_statements
+from tilestream.kernels.parts.element import Pairs, Value, both, registers
 from tilestream.kernels.parts.mma import by_rows, mixed, of_columns
 from tilestream.kernels.parts.text import block, indented
 from tilestream.kernels.stream.layout import CHUNK
@@ -240,7 +240,9 @@ class _Chain:
             inner, values = _pair((*layer.makes, *own), layer.sources, at, {})
             inner.append(f"sts32(pair_addr<T>({x}{c}{self.own}, t, i, j), {_packed(values[layer.x])});")
             inner += (
-                [f"{_register(slope, e)} = {neighbour(values[layer.slope], e)};" for e in range(2)] if slope else []
+                [f"{to} = {text};" for to, text in zip(registers(slope), values[layer.slope], strict=True)]
+                if slope
+                else []
             )
             lines += [f"const u32 {x}{c} = smem + {place}{' + own' if self.narrow else ''};"]
             lines += [f"Fragment<{blocks}> {slope};"] if slope else []
@@ -268,35 +270,32 @@ def _takes(name: str, count: int, kind: str) -> list[str]:
 
 def _pair(
     ops: Sequence[TileOp], streams: Sequence[tuple[str, str]], at: Mapping[str, str], fragments: Mapping[str, str]
-) -> tuple[list[str], dict[str, str]]:
+) -> tuple[list[str], dict[str, Value]]:
     """What a lane does with two neighbours (i, j): ``streams`` are read, then come ``ops``; and C++ of all tiles.
 
     Args:
         at: where the tensors of ``streams`` (tile, tensor) are. fragments: by tile, accumulators that hold it.
     """
-    lines, values = [], {}
+    lines: list[str] = []
+    values: dict[str, Value] = {}
     for k, (tile, fragment) in enumerate(fragments.items()):
-        lines.append(f"const float f{k}[2] = {{{_register(fragment, 0)}, {_register(fragment, 1)}}};")
-        values[tile] = f"f{k}[e]"
-    words: dict[str, str] = {}
+        lines.append(f"const float f{k}[2] = {{{', '.join(registers(fragment))}}};")
+        values[tile] = both(f"f{k}[e]")
+    words: dict[str, Value] = {}
     for tile, tensor in streams:
         if tensor not in words:
             k = len(words)
-            words[tensor] = f"r{k}[e]"
+            words[tensor] = both(f"r{k}[e]")
             lines.append(f"const u32 w{k} = lds32(pair_addr<T>({at[tensor]}, t, i, j));")
             lines.append(f"const float r{k}[2] = {{T::low(w{k}), T::high(w{k})}};")
         values[tile] = words[tensor]
-    made, values = pair_statements(ops, values, lambda view: view.of)
-    return [*lines, *made], values
+    made = Pairs(values)
+    made.run(ops)
+    return [*lines, *made.lines], made.values
 
 
-def _register(fragment: str, e: int) -> str:
-    """A lane's neighbour ``e`` of (i, j) in an accumulator."""
-    return f"TS_REG({fragment}, 4 * i + 2 * j{' + 1' if e else ''})"
-
-
-def _packed(text: str) -> str:
-    return f"T::pack({neighbour(text, 0)}, {neighbour(text, 1)})"
+def _packed(value: Value) -> str:
+    return f"T::pack({', '.join(value)})"
 
 
 def _by_pairs(count: int, inner: Sequence[str]) -> list[str]:

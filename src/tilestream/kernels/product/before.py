@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from tilestream.ir.axes import View
 from tilestream.ir.derive import result_axes
 from tilestream.ir.pipeline import DTYPE_BYTES, Pipeline, TileOp
-from tilestream.ir.tileops import OPS
-from tilestream.kernels.parts.snippets import expression
+from tilestream.kernels.parts.element import Elements, Value, expressions
 from tilestream.kernels.product.block import Block
 
 
@@ -60,48 +59,62 @@ def prefetch_code(b: Block, pipeline: Pipeline) -> str:
 def row_code(b: Block, pipeline: Pipeline, first_vector: int, makers: Makers) -> str:
     """The body of ``Kernel::before``: row ``row`` of the tensors becomes a row of the operand, left at ``to``.
 
-    Loads are first, so that all are on their way. Elementwise values are functions of a piece and an element.
-
     Args:
         first_vector: the pointer in ``Params::vectors`` of the first tensor without rows that it reads.
     """
-    lines = [f"using R = Row<{b.sizes[0]}, {makers.threads}>;"]
-    values: dict[str, str] = {}
-    held: list[str] = []
-    for n, (op, dtype, at) in enumerate(row_loads(b, pipeline)):
-        assert op.out is not None
-        lines += [f"R::Held<{dtype}> x{n};", f"x{n}.load({at}, t);"]
-        held += [f"x{n}.again();"] if makers.few_registers else []
-        values[op.out.name] = f"x{n}.at(c, e)"
-    vectors: dict[View, str] = {}
-    loads: dict[View, list[str]] = {}
-    for n, view in enumerate(b.vectors(b.before)):
-        dtype, start = pipeline.tensor(view.of).dtype, vector_address(pipeline, view, str(first_vector + n))
-        if is_scalar(view):
-            vectors[view], loads[view] = f"w{n}", [f"const float w{n} = Io<{dtype}>::param({start}, 0);"]
-        else:
-            vectors[view], loads[view] = f"w{n}.at(c, e)", [f"R::Held<{dtype}> w{n};", f"w{n}.load({start}, t);"]
-    if not makers.late_vectors:
-        lines += [line for each in loads.values() for line in each]
-        loads = {}
-    reductions = 0
-    for n, op in enumerate(op for op in b.before if op.kind != "load"):
-        assert op.out is not None
-        read = op.views[len(op.tiles) :]
-        lines += [line for view in read for line in loads.pop(view, [])]
-        operands = [values[name] for name in op.ins] + [vectors[view] for view in read]
-        of_row = result_axes(op) == (b.rows,)
-        if OPS[op.kind].family == "reduce":
-            scratch = f"scratch + {reductions % 2 * (makers.threads // 8)}"  # they take turns with two places
-            lines += [*held, f"const float v{n} = R::{op.kind}({_function(operands[0])}, {scratch}, t);"]
-            reductions += 1
-        elif of_row:
-            lines.append(f"const float v{n} = {expression(op, operands)};")
-        else:
-            lines.append(f"const auto v{n} = {_function(expression(op, operands))};")
-        values[op.out.name] = f"v{n}" if of_row else f"v{n}(c, e)"
-    lines += [*held, f"R::store<{b.dtype}>({_function(values[b.operand])}, to, t);"]
+    row = _Row(b, pipeline, first_vector, makers)
+    row.run(b.before)
+    lines = [*row.taken(), *row.held, f"R::store<{b.dtype}>({_function(row.value(b.operand)[0])}, to, t);"]
     return "\n".join(f"    {line}" for line in lines)
+
+
+class _Row(Elements):
+    """A row in the registers of threads (``Row`` of row.cuh). Loads are first, so that all are on their way;
+    elementwise values are functions of a piece and an element."""
+
+    def __init__(self, b: Block, pipeline: Pipeline, first_vector: int, makers: Makers) -> None:
+        super().__init__()
+        self.rows, self.makers, self.reductions = b.rows, makers, 0
+        self.held: list[str] = []
+        self.lines = [f"using R = Row<{b.sizes[0]}, {makers.threads}>;"]
+        for n, (op, dtype, at) in enumerate(row_loads(b, pipeline)):
+            assert op.out is not None
+            self.lines += [f"R::Held<{dtype}> x{n};", f"x{n}.load({at}, t);"]
+            self.held += [f"x{n}.again();"] if makers.few_registers else []
+            self.values[op.out.name] = (f"x{n}.at(c, e)",)
+        self.vectors: dict[View, Value] = {}
+        self.loads: dict[View, list[str]] = {}
+        for n, view in enumerate(b.vectors(b.before)):
+            dtype, start = pipeline.tensor(view.of).dtype, vector_address(pipeline, view, str(first_vector + n))
+            scalar = is_scalar(view)
+            self.vectors[view] = (f"w{n}" if scalar else f"w{n}.at(c, e)",)
+            whole = [f"R::Held<{dtype}> w{n};", f"w{n}.load({start}, t);"]
+            self.loads[view] = [f"const float w{n} = Io<{dtype}>::param({start}, 0);"] if scalar else whole
+        if not makers.late_vectors:
+            for view in tuple(self.loads):
+                self._load(view)
+
+    def _load(self, view: View) -> None:
+        self.lines += self.loads.pop(view, [])
+
+    def vector(self, op: TileOp, view: View) -> Value:
+        self._load(view)
+        return self.vectors[view]
+
+    def computed(self, op: TileOp, operands: Sequence[Value]) -> Value:
+        name, (text,) = f"v{self.number()}", expressions(op, operands)
+        if result_axes(op) == (self.rows,):
+            self.lines.append(f"const float {name} = {text};")
+            return (name,)
+        self.lines.append(f"const auto {name} = {_function(text)};")
+        return (f"{name}(c, e)",)
+
+    def reduced(self, op: TileOp, operands: Sequence[Value]) -> Value:
+        scratch = f"scratch + {self.reductions % 2 * (self.makers.threads // 8)}"  # they take turns with two places
+        self.reductions += 1
+        name, (text,) = f"v{self.number()}", operands[0]
+        self.lines += [*self.held, f"const float {name} = R::{op.kind}({_function(text)}, {scratch}, t);"]
+        return (name,)
 
 
 def _function(value: str) -> str:

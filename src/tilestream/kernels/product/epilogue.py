@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from tilestream.ir.axes import View
 from tilestream.ir.pipeline import DTYPE_BYTES, Pipeline, TileOp
-from tilestream.kernels.parts.element import pair_function
+from tilestream.kernels.parts.element import Pairs, Value, both
 from tilestream.kernels.product.before import row_address, vector_address
 from tilestream.kernels.product.block import Block
 
@@ -17,13 +17,13 @@ class Epilogue:
     """From sums to what is stored, of one layer and result.
 
     Attributes:
-        sums: C++ of the tiles that products made, of neighbour ``[e]``.
+        values: C++ of the tiles that products made, and of those that are loaded.
         vectors: tensors without rows that are read, pointers ``first`` and later of ``Params::vectors``.
         columns: of the layer.
     """
 
     ops: tuple[TileOp, ...]
-    sums: Mapping[str, str]
+    values: Mapping[str, Value]
     result: str
     vectors: tuple[View, ...]
     first: int
@@ -32,8 +32,10 @@ class Epilogue:
     def body(self, reads: Sequence[str]) -> str:
         """Statements of a function of two neighbours; ``reads`` put vector k at ``v[k][0]`` and ``v[k][1]``."""
         array = [f"float v[{len(self.vectors)}][2];", *reads] if self.vectors else []
-        made = pair_function(self.ops, self.sums, self.result, lambda view: f"v[{self.vectors.index(view)}][e]")
-        return "\n".join([*(f"    {line}" for line in array), made])
+        made = Pairs(self.values, {view: both(f"v[{k}][e]") for k, view in enumerate(self.vectors)})
+        made.run(self.ops)
+        last = [f"made[{e}] = {text};" for e, text in enumerate(made.value(self.result))]
+        return "\n".join(f"    {line}" for line in [*array, *made.lines, *last])
 
 
 def epilogues(b: Block) -> tuple[Epilogue, ...]:
@@ -44,8 +46,10 @@ def epilogues(b: Block) -> tuple[Epilogue, ...]:
     made: list[Epilogue] = []
     first = 0
     for ops, values, result, columns in parts:
+        loads = [op.out.name for op in ops if op.kind == "load" and op.out is not None]
+        forms = values | {tile: f"r[e][{k}]" for k, tile in enumerate(loads)}
         vectors = b.vectors(ops)
-        made.append(Epilogue(ops, values, result, vectors, first, columns))
+        made.append(Epilogue(ops, {t: both(form) for t, form in forms.items()}, result, vectors, first, columns))
         first += len(vectors)
     return tuple(made)
 

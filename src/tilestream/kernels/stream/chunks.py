@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tilestream.kernels.stream.model import Phase, Place, Schedule, Step, ceil_to, columns_of
+from tilestream.kernels.stream.model import Phase, Place, Schedule, Step, columns_of
 
 
 def all_chunks(schedule: Schedule) -> list[tuple[str, int]]:
@@ -25,7 +25,7 @@ def product_chunks(schedule: Schedule, step: Step) -> list[tuple[str, int]]:
 
 def epilogue_chunks(schedule: Schedule, step: Step, phase: Phase) -> list[tuple[str, int]]:
     """(stream, first column) of every chunk that a pass takes, in order; under Shard(1), for either warpgroup."""
-    turns = ceil_to(schedule.width(step), schedule.pass_columns) // schedule.pass_columns
+    turns = schedule.turns(step)
     halves = (0, turns) if schedule.stage.placement.dim == 1 else (0,)
     chunks = []
     for c in range(turns):

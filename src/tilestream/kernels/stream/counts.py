@@ -176,9 +176,8 @@ def _step(step: Step, schedule: Schedule, layout: Layout) -> StepCounts:
     columns = ceil_to(width, 8)
     loop = schedule.loop_of(step)
     copies = loop.turns if loop is not None else 1
-    guarded = step.features != 2 * width if split else step.features % (8 if loop is None else width) != 0
     elements = copies * columns * TILE_ROWS // WARPGROUP  # of one thread
-    passes = tuple(_passes(step, schedule, elements, guarded))
+    passes = tuple(_passes(step, schedule, elements, schedule.guarded(step)))
     if step.gemm is None:
         return StepCounts(0.0, 0, 0, 0, passes, 0.0)
     gemm, chunk = step.gemm, schedule.chunk_columns
@@ -212,7 +211,7 @@ def _passes(step: Step, schedule: Schedule, elements: int, guarded: bool) -> Ite
         each = COPIED if step.copied else bias + _instructions(phase, schedule, guarded)
         special = sum(OPS[n.kind].transcendental for n in phase.nodes)
         barriers = len(phase.reduces) + any(s.kind == "shared" for s in phase.sinks)
-        turns = ceil(schedule.width(step) / schedule.pass_columns) if looped(schedule, step, phase) else 1
+        turns = schedule.turns(step) if looped(schedule, step, phase) else 1
         yield EpilogueCounts(each * elements, special * elements, barriers, turns)
         bias = 0.0
 

@@ -11,7 +11,7 @@ import re
 from tilestream.errors import CompileError
 from tilestream.ir.pipeline import TileOp
 from tilestream.ir.tileops import GROUP
-from tilestream.kernels.parts.snippets import expression, literal
+from tilestream.kernels.parts.element import NEUTRAL, registers
 from tilestream.kernels.parts.text import UNROLL, block, loop, plus
 from tilestream.kernels.stream.model import Phase, Sink, Step, ceil_to, columns_of
 from tilestream.kernels.stream.names import Names
@@ -72,8 +72,7 @@ class Epilogue:
         lines = []
         for op in self.phase.reduces:
             if op.out:
-                neutral = literal(0.0) if op.kind == "sum" else literal(float("-inf"))
-                lines.append(f"fill_rows({names.row(op.out.name)}, {neutral});")
+                lines.append(f"fill_rows({names.row(op.out.name)}, {NEUTRAL[op.kind]});")
         lines += self.values.setup
         if self.shared:
             # Whoever still reads the buffer's last tenant must be done.
@@ -173,7 +172,7 @@ class Epilogue:
     def _pair(self, outs: list[str], guard: str) -> list[str]:
         """One pair of columns: every value, then what becomes of it."""
         names, phase, values = self.names, self.phase, self.values
-        lines = [*values.evaluate(), *self._reductions()]
+        lines = values.evaluate()
         room = iter(outs)
         for sink in self.staged:
             a, b = values.masked(sink.tile)
@@ -186,22 +185,8 @@ class Epilogue:
                 lines += [mine + line for line in self._sink(sink)]
         # Last: sinks may still want the value that it overwrites.
         if phase.keep:
-            a, b = values.pair(phase.keep)
-            lines += [f"TS_REG(acc, 4 * i + 2 * j) = {a};", f"TS_REG(acc, 4 * i + 2 * j + 1) = {b};"]
-        return lines
-
-    def _reductions(self) -> list[str]:
-        lines = []
-        for op in self.phase.reduces:
-            assert op.out is not None
-            row = f"TS_REG({self.names.row(op.out.name)}, j)"
-            if op.kind == "sum":
-                a, b = self.values.masked(op.ins[0])
-                lines.append(f"{row} += ({a}) + ({b});" if self.values.masks else f"{row} += {a} + {b};")
-            else:
-                a, b = self.values.pair(op.ins[0])
-                lines.append(self.values.where(0, f"{row} = max_nan({row}, {a});"))
-                lines.append(self.values.where(1, f"{row} = max_nan({row}, {b});"))
+            kept = zip(registers("acc"), values.value(phase.keep), strict=True)
+            lines += [f"{register} = {text};" for register, text in kept]
         return lines
 
     # -- sinks
@@ -218,11 +203,11 @@ class Epilogue:
         if sink.kind == "shared":
             return self._to_buffer(sink)
         if sink.kind == "maxima":
-            a, b = self.values.pair(sink.tile)
+            a, b = self.values.value(sink.tile)
             e, word = names.element(sink.dtype), f"TS_REG({_most(sink)}, {'k' if self.turns > 1 else 'i'})"
             return [f"{word} = j == 0 ? {e}::pack({a}, {b}) : {e}::larger({word}, {e}::pack({a}, {b}));"]
         if sink.kind == "direct":
-            return self.values.direct(sink, *self.values.pair(sink.tile))
+            return self.values.direct(sink, *self.values.value(sink.tile))
         raise CompileError(f"sink {sink.kind!r} has no CUDA form", "report this with the pipeline")
 
     def _to_buffer(self, sink: Sink) -> list[str]:
@@ -257,12 +242,8 @@ class Epilogue:
         for number, op in enumerate(self.phase.reduces):
             lines += self._finish(op, self.reduces + number)
         if self.phase.row_nodes:
-            each = []
-            for op in self.phase.row_nodes:
-                assert op.out is not None
-                args = [f"TS_REG({names.row(i)}, j)" for i in op.ins]
-                each.append(f"TS_REG({names.row(op.out.name)}, j) = {expression(op, args)};")
-            lines += block("TS_LANES", ["const u32 t = TS_LANE;", "(void)t;", *loop("j", 2, each, pragma="")])
+            each = loop("j", 2, self.values.of_rows(), pragma="")
+            lines += block("TS_LANES", ["const u32 t = TS_LANE;", "(void)t;", *each])
         return lines
 
     def _padding(self, sink: Sink) -> list[str]:

@@ -131,6 +131,10 @@ class Step:
         nodes = [n for p in self.phases for n in p.nodes] if self.gemm is None else []
         return nodes[0].ins if nodes and nodes[0].kind == "copy" else ()
 
+    def held_before(self, phase: Phase) -> str:
+        """The fragment's value as a phase begins."""
+        return next((p.keep for p in reversed(self.phases[: self.phases.index(phase)]) if p.keep), self.held)
+
 
 @dataclass(frozen=True)
 class ColumnLoop:
@@ -220,6 +224,16 @@ class Schedule:
     def stride(self, step: Step) -> int:
         """First column of the second warpgroup under Shard(1): whole chunks, so that halves never share one."""
         return ceil_to(-(-step.features // 2), 64)
+
+    def turns(self, step: Step) -> int:
+        """Of a pass over a step's columns."""
+        return ceil_to(self.width(step), self.pass_columns) // self.pass_columns
+
+    def guarded(self, step: Step) -> bool:
+        """Whether some pairs have columns that are not the tile's, but pad a warpgroup's last block."""
+        if self.stage.placement.dim == 1:
+            return step.features != 2 * self.width(step)
+        return step.features % (8 if self.loop_of(step) is None else self.width(step)) != 0
 
     def __hash__(self) -> int:
         return hash((self.stage, self.dtype))

@@ -358,8 +358,7 @@ def _stores(tables: Tables, schedule: Schedule, step, phase, pipeline: Pipeline,
     staged = [s for s in phase.sinks if s.kind == "staged"]
     if not staged:
         return
-    columns, width = schedule.pass_columns, schedule.width(step)
-    share = ceil_to(width, columns) // columns
+    columns, share = schedule.pass_columns, schedule.turns(step)
     chunks = ceil_to(step.features, columns) // columns
     # Under Shard(1) the warpgroups hold the same inputs: their chunks must go out in turn, or each waits
     # for the other. Under Shard(0) they are independent, and a tile is published sooner in one go.

@@ -26,13 +26,5 @@ def looped(schedule: Schedule, step: Step, phase: Phase) -> bool:
     bases = {schedule.views.get(tile, (tile, 0))[0] for tile in used}
     in_registers = any(schedule.places.get(tile) is Place.REGISTERS for tile in bases)
     in_registers |= any(sink.kind == "registers" for sink in phase.sinks)
-    fragment = bool(phase.keep) or _held(step, phase) in used
+    fragment = bool(phase.keep) or step.held_before(phase) in used
     return bool(ahead(schedule, step, phase)) and not in_registers and not fragment
-
-
-def _held(step: Step, phase: Phase) -> str:
-    """The fragment's value as a pass begins."""
-    held = step.held
-    for earlier in step.phases[: step.phases.index(phase)]:
-        held = earlier.keep or held
-    return held

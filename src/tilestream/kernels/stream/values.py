@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from tilestream.ir.pipeline import DTYPE_BYTES
-from tilestream.kernels.parts.snippets import expression
+from collections.abc import Sequence
+
+from tilestream.ir.axes import View
+from tilestream.ir.pipeline import DTYPE_BYTES, TileOp
+from tilestream.kernels.parts.element import Elements, Value, expressions, registers
 from tilestream.kernels.parts.text import plus
 from tilestream.kernels.stream.blocks import START
 from tilestream.kernels.stream.model import Phase, Place, Sink, Step, ceil_to
 from tilestream.kernels.stream.names import Names
 
 
-class Values:
-    """Evaluates a phase: operands are fetched, expressions named, each once.
+class Values(Elements):
+    """Evaluates a phase: a pair of neighbours of each value, ``a1`` and ``b1``, and values of a row.
 
     Attributes:
         masks: some pairs have columns that are not the tile's, but pad its last block: ``ok0`` and ``ok1`` say which.
@@ -20,77 +23,88 @@ class Values:
     """
 
     def __init__(self, e: Names, step: Step, phase: Phase, width: int) -> None:
+        super().__init__()
         self.e, self.step, self.phase, self.width = e, step, phase, width
-        self.masks = step.features != 2 * width if e.split else step.features % (8 if e.loop is None else width) != 0
-        self.turns = ceil_to(width, e.s.pass_columns) // e.s.pass_columns
-        self.values: dict[str, tuple[str, str]] = {}
-        self.lines: list[str] = []
+        self.masks = e.s.guarded(step)
+        self.turns = e.s.turns(step)
+        self.held = step.held_before(phase)
         self.setup: list[str] = []
-        self.count = 0
         self.vectors: dict[str, str] = {}
         self.ahead: dict[str, str] = {}
-        held = step.held
-        for earlier in step.phases:
-            if earlier is phase:
-                break
-            held = earlier.keep or held
-        self.held = held
         for op in phase.nodes:
             for name in op.params:
-                self._vector(name)
+                self._pointer(name)
         for sink in phase.sinks:
             if sink.kind in ("direct", "maxima"):
-                self._vector(sink.target, "output")
+                self._pointer(sink.target, "output")
 
     @property
     def block(self) -> str:
         """The variable that counts the blocks of a turn."""
         return "k" if self.turns > 1 else "i"
 
-    def _vector(self, name: str, kind: str = "vector") -> str:
+    def _pointer(self, name: str, kind: str = "vector") -> str:
         if name not in self.vectors:
             var = f"v{len(self.vectors)}"
             self.vectors[name] = var
             self.setup.append(f"const void* {var} = {self.e.pointer(kind, name)};")
         return self.vectors[name]
 
-    def fresh(self, a: str, b: str) -> tuple[str, str]:
-        self.count += 1
-        x, y = f"a{self.count}", f"b{self.count}"
+    def _names(self) -> Value:
+        number = self.number() + 1
+        return f"a{number}", f"b{number}"
+
+    def _fresh(self, a: str, b: str) -> Value:
+        x, y = self._names()
         self.lines.append(f"const float {x} = {a}, {y} = {b};")
         return x, y
 
-    def fill(self, form: str) -> tuple[str, str]:
-        self.count += 1
-        x, y = f"a{self.count}", f"b{self.count}"
-        self.lines.append(f"float {x}, {y};")
-        self.lines.append(form.format(a=x, b=y))
+    def _filled(self, form: str) -> Value:
+        x, y = self._names()
+        self.lines += [f"float {x}, {y};", form.format(a=x, b=y)]
         return x, y
 
     def evaluate(self) -> list[str]:
-        """Lines that compute every value the phase needs."""
-        for op in self.phase.nodes:
-            assert op.out is not None
-            operands = [self.pair(i) for i in op.ins]
-            for name in op.params:
-                operands.append(self._param(name, int(op.attr(START, 0) or 0)))
-            a = expression(op, [x for x, _ in operands])
-            b = expression(op, [y for _, y in operands])
-            self.values[op.out.name] = self.fresh(a, b)
+        """Lines that compute every value the phase needs, and add to its reductions."""
+        self.run(self.phase.nodes)
         for tile in [op.ins[0] for op in self.phase.reduces] + [s.tile for s in self.phase.sinks] + [self.phase.keep]:
             if tile:
-                self.pair(tile)
-        lines, self.lines = self.lines, []
-        return lines
+                self.value(tile)
+        self.run(self.phase.reduces)
+        return self.taken()
 
-    def pair(self, tile: str) -> tuple[str, str]:
-        if tile not in self.values:
-            self.values[tile] = self._leaf(tile)
-        return self.values[tile]
+    def of_rows(self) -> list[str]:
+        """Lines that compute what follows from the phase's reductions, once a row."""
+        self.run(self.phase.row_nodes)
+        return self.taken()
 
-    def masked(self, tile: str) -> tuple[str, str]:
+    def computed(self, op: TileOp, operands: Sequence[Value]) -> Value:
+        assert op.out is not None
+        a, b = expressions(op, operands)
+        if self.e.s.places.get(op.out.name) is not Place.ROW:
+            return self._fresh(a, b)
+        row = self._row(op.out.name)
+        self.lines.append(f"{row[0]} = {a};")
+        return row
+
+    def reduced(self, op: TileOp, operands: Sequence[Value]) -> Value:
+        """Of a lane's own pairs; ``Epilogue`` puts lanes and warpgroups together."""
+        assert op.out is not None
+        row = self._row(op.out.name)
+        if op.kind == "sum":
+            a, b = self.masked(op.ins[0])
+            self.lines.append(f"{row[0]} += ({a}) + ({b});" if self.masks else f"{row[0]} += {a} + {b};")
+        else:
+            self.lines += [self.where(k, f"{row[0]} = max_nan({row[0]}, {x});") for k, x in enumerate(operands[0])]
+        return row
+
+    def _row(self, tile: str) -> Value:
+        """One number for both columns."""
+        return (f"TS_REG({self.e.row(tile)}, j)",) * 2
+
+    def masked(self, tile: str) -> Value:
         """Zero in the columns that pad the last block, so that products may read them."""
-        a, b = self.pair(tile)
+        a, b = self.value(tile)
         return (f"ok0 ? {a} : 0.0f", f"ok1 ? {b} : 0.0f") if self.masks else (a, b)
 
     def where(self, which: int, statement: str, condition: str = "") -> str:
@@ -98,28 +112,27 @@ class Values:
         conditions = [f"ok{which}"] * self.masks + [condition] * bool(condition)
         return f"if ({' && '.join(conditions)}) {statement}" if conditions else statement
 
-    def _leaf(self, tile: str) -> tuple[str, str]:
+    def fetched(self, tile: str) -> Value:
         e, s = self.e, self.e.s
         if tile == self.held:
-            return "TS_REG(acc, 4 * i + 2 * j)", "TS_REG(acc, 4 * i + 2 * j + 1)"
+            return registers("acc")
         if tile in s.streams:
             dtype = s.streams[tile].dtype
             if tile in self.ahead:
                 word = f"TS_REG({self.ahead[tile]}, 2 * {self.block} + j)"
-                return self.fresh(f"T::low({word})", f"T::high({word})")
+                return self._fresh(f"T::low({word})", f"T::high({word})")
             at = e.in_chunk(e.chunk_names(tile), dtype, self.block)
-            return self.fill(f"Io<{e.element(dtype)}>::load({at}, {{a}}, {{b}});")
+            return self._filled(f"Io<{e.element(dtype)}>::load({at}, {{a}}, {{b}});")
         base, start = s.views.get(tile, (tile, 0))
         place = s.places[base]
         if place is Place.ROW:
-            both = f"TS_REG({e.row(base)}, j)"
-            return both, both
+            return self._row(base)
         if place is Place.REGISTERS:
             word = f"TS_REG(r{s.slots[base]}, 2 * i + j)"
-            return self.fresh(f"T::low({word})", f"T::high({word})")
+            return self._fresh(f"T::low({word})", f"T::high({word})")
         if place is Place.PARKED:
             word = plus("2 * i + j", start // 4)
-            return self.fill(f"Io<T>::load(parked_addr({e.parked(base)}, t, {word}), {{a}}, {{b}});")
+            return self._filled(f"Io<T>::load(parked_addr({e.parked(base)}, t, {word}), {{a}}, {{b}});")
         buffer, dtype = e.buffer(base), e.buffer_dtype(base)
         t = e.element(dtype)
         # Columns that pad the last block or chunk of a view may lie past the buffer: nobody wants their values.
@@ -129,12 +142,12 @@ class Values:
             if past and self.masks:
                 block = f"(ok0 ? {block} : 0)"
             at = f"pair_addr<{t}>({buffer}{e.own_chunks(dtype)}, t, {block}, j)"
-            return self.fill(f"Io<{t}>::load({at}, {{a}}, {{b}});")
+            return self._filled(f"Io<{t}>::load({at}, {{a}}, {{b}});")
         first, second = plus(e.column, start), plus(e.column, start + 1)
         if self.masks:
             first, second = f"ok0 ? {first} : 0", f"ok1 ? {second} : 0"
         at = f"{buffer}, (u32)row_of(t, j)"
-        return self.fresh(*(f"Io<{t}>::load1(element_addr<{t}>({at}, (u32)({column})))" for column in (first, second)))
+        return self._fresh(*(f"Io<{t}>::load1(element_addr<{t}>({at}, (u32)({column})))" for column in (first, second)))
 
     def _columns(self) -> int:
         """Columns that the pass goes over, padding included."""
@@ -142,17 +155,17 @@ class Values:
             return ceil_to(self.width, 8)
         return min(2 * self.width, ceil_to(self.step.features, self.e.s.pass_columns))
 
-    def _param(self, name: str, start: int = 0) -> tuple[str, str]:
-        """Elements of a vector, which begins ``start`` elements before the step's first column."""
-        tensor = self.e.pipeline.tensor(name)
-        var = self.vectors[name]
+    def vector(self, op: TileOp, view: View) -> Value:
+        """Elements of a vector; one of a block of columns begins before the step's first column."""
+        tensor, start = self.e.pipeline.tensor(view.of), int(op.attr(START, 0) or 0)
+        var = self.vectors[view.of]
         if tensor.features == 1:
-            return self.fresh(*(f"Io<{tensor.dtype}>::param({var}, 0)",) * 2)
+            return self._fresh(*(f"Io<{tensor.dtype}>::param({var}, 0)",) * 2)
         whole = "true"
         if self.masks:
             whole = "ok1 && ok0" if self.e.shifted else "whole"
         of = f"{tensor.dtype}, {start + self.step.features}"
-        return self.fill(f"vector_pair<{of}>({var}, {plus(self.e.column, start)}, {whole}, {{a}}, {{b}});")
+        return self._filled(f"vector_pair<{of}>({var}, {plus(self.e.column, start)}, {whole}, {{a}}, {{b}});")
 
     def direct(self, sink: Sink, a: str, b: str) -> list[str]:
         tensor = self.e.pipeline.tensor(sink.target)
