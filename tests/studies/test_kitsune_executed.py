@@ -143,7 +143,7 @@ def test_a_layers_backward_is_a_multicast_and_a_tree_of_sums(nerf: Design) -> No
         producer = next(s for s in made.stages if tile in s.defined())
         maker = next(op for op in producer.ops if op.out is not None and op.out.name == tile)
         (grid,) = (d for d in producer.mesh if d.level is Level.GRID)
-        assert isinstance(placement(maker, grid), Partial)
+        assert isinstance(placement(maker, grid, producer), Partial)
     assert any(tile.endswith("sum") or ".sum" in tile for f in finals for tile in f.taken())
 
 

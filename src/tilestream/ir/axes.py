@@ -6,7 +6,7 @@ from these few names (``ir.derive``).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
@@ -14,19 +14,47 @@ from functools import cached_property
 
 @dataclass(frozen=True)
 class Axis:
-    """A named iteration axis. ``size`` is ``None`` where it is read at the call."""
+    """A named iteration axis. ``size`` is ``None`` where it is read at the call.
+
+    Attributes:
+        of, bounds: of a ragged axis, the axis around it, and the tensor that says where the part of each of its
+            positions lies: position ``o`` of ``of`` has positions ``bounds[o]`` to ``bounds[o + 1]``.
+    """
 
     name: str
     size: int | None = None
+    of: str = ""
+    bounds: str = ""
 
 
 ROWS = Axis("rows")
 """The axis that pipelines stream along: leading dimensions, flattened."""
 
 
+def around(names: Iterable[str], outer: Mapping[str, str]) -> frozenset[str]:
+    """``names``, and the axes that lie around the ragged ones of them.
+
+    Args:
+        outer: the axis around each ragged one.
+    """
+    found = frozenset(names)
+    while more := {outer[a] for a in found if a in outer} - found:
+        found |= more
+    return found
+
+
+def outer_axes(axes: Iterable[Axis]) -> dict[str, str]:
+    """The axis around each ragged one."""
+    return {a.name: a.of for a in axes if a.of}
+
+
 def sizes(*of: int) -> tuple[Axis, ...]:
     """Axes of these sizes that get their names from the pipeline that they come to."""
     return tuple(Axis("", n) for n in of)
+
+
+COMBINES = ("sum", "max", "min", "mul", "softmax")
+"""What summing may mean. Of nothing: 0, -inf, inf, 1 and 0. A maximum or minimum is NaN if any operand is."""
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from math import ceil, gcd, prod
 
 from tilestream.errors import VerifyError
-from tilestream.ir.axes import Axis, Level
+from tilestream.ir.axes import Axis, Level, around, outer_axes
 from tilestream.ir.derive import WRITES, Partial, divided, mentions, placement, result_axes, sums
 from tilestream.ir.pipeline import DTYPE_BYTES, INDEX_BYTES, Pipeline, Queue, Role, Stage, TileOp, Transport
 from tilestream.ir.rings import at_once, blocks, in_flight, keyed, least_depth
@@ -18,13 +18,22 @@ MOST_WORKERS = {Level.CLUSTER: 16, Level.WARPGROUP: 2}
 
 
 def axes_agree(p: Pipeline) -> None:
-    """One size an axis, everywhere."""
-    sizes: dict[str, int | None] = {}
-    for axis in _axes(p):
-        if sizes.setdefault(axis.name, axis.size) != axis.size:
+    """One size an axis, everywhere, and one way to find its bounds."""
+    seen: dict[str, Axis] = {}
+    for axis in p.axes():
+        first = seen.setdefault(axis.name, axis)
+        if first.size != axis.size:
             raise VerifyError(
-                f"axis {axis.name!r} has sizes {sizes[axis.name]} and {axis.size}", "give the second another name"
+                f"axis {axis.name!r} has sizes {first.size} and {axis.size}", "give the second another name"
             )
+        if first != axis:
+            raise VerifyError(
+                f"axis {axis.name!r} is {_bounds(first)} here and {_bounds(axis)} there", "give the second another name"
+            )
+
+
+def _bounds(axis: Axis) -> str:
+    return f"{axis.bounds}[{axis.of}]" if axis.of else "not ragged"
 
 
 def axes_are_covered(p: Pipeline) -> None:
@@ -32,15 +41,16 @@ def axes_are_covered(p: Pipeline) -> None:
 
     An axis of a result comes from an operand, and a loop runs over an axis that some op of the stage has.
     """
-    size = {a.name: a.size for a in _axes(p)}
+    size = {a.name: a.size for a in p.axes()}
     dims = {t.name: tuple(a.name for a in t.axes) for t in p.tensors}
-    dims |= {n: tuple(a.name for a in t.axes) for n, t in p.tiles().items()}
+    outer, made = outer_axes(p.ragged.values()), p.tiles()
+    dims |= {n: tuple(a.name for a in t.axes) for n, t in made.items()}
     slices: dict[tuple[str, int, bool], set[tuple[int, int]]] = defaultdict(set)
     for stage, op in _ops(p):
         where = op.source or f"{op.kind} in stage {stage.name!r}"
-        given = {a for v in op.views for a in v.axes}
+        given = around((a for v in op.views for a in v.axes), outer)
         for axis in result_axes(op):
-            if axis not in given and size[axis] != 1:
+            if axis not in given and size[axis] != 1 and op.kind != "fill":
                 raise VerifyError(
                     f"{where}: no operand has axis {axis!r} of the result", "name it in an operand's view"
                 )
@@ -61,6 +71,8 @@ def axes_are_covered(p: Pipeline) -> None:
                 if at.index or len(at.axes) != 1 or at.strides or op.kind == "cat":
                     continue  # a gather, a tap and a part that is shifted to its place: what is outside reads as zero
                 by, whole = size[at.axes[0]], size[dim]
+                if at.axes[0] in outer.values() and at.axes[0] != dim and view.of not in made:
+                    continue  # a table's rows by the nodes' own numbers; it may have more of them
                 if at.axes[0] != dim and (by is None or whole is None):
                     raise VerifyError(
                         f"{where} reads {view.of!r} along {dim!r} by {at.axes[0]!r}, another axis of unknown size",
@@ -77,7 +89,7 @@ def axes_are_covered(p: Pipeline) -> None:
     _check_slices(slices, dims, size)
     for stage in p.stages:
         for loop in stage.loops:
-            if all(loop.axis not in mentions(op) for op in stage.ops):
+            if all(loop.axis not in around(mentions(op), outer) for op in stage.ops):
                 raise VerifyError(
                     f"stage {stage.name!r} loops over {loop.axis!r}, which none of its ops has",
                     f"loop over one of: {', '.join(sorted(set().union(*map(mentions, stage.ops))))}",
@@ -131,7 +143,7 @@ def partial_results_are_summed(p: Pipeline) -> None:
         makers = {o.out.name: o for o in stage.ops if o.out is not None}
         if op.kind == "store":
             scattered = next((at for at in op.views[-1].at or () if at.index), None)
-            if scattered is not None:
+            if scattered is not None and not p.ragged.keys() & set(scattered.axes):  # those in an order: at the call
                 raise VerifyError(
                     f"{where}: several {', '.join(scattered.axes)} can have one {scattered.index}: the last would win",
                     "add them: store_add (+>)",
@@ -143,16 +155,15 @@ def partial_results_are_summed(p: Pipeline) -> None:
                     "sum into a tile first, or store_add (+>)",
                 )
         if op.kind == "store_add" and op.ins[0] in makers:
-            wrong = {h.combine for d in stage.mesh if isinstance(h := placement(makers[op.ins[0]], d), Partial)} - {
-                "sum"
-            }
+            wrong = {h.combine for d in stage.mesh if isinstance(h := placement(makers[op.ins[0]], d, stage), Partial)}
+            wrong -= {"sum"}
             if wrong:
                 raise VerifyError(f"{where} adds in memory what is to be combined by {wrong.pop()}", "store it instead")
 
 
 def peers_exist(p: Pipeline) -> None:
     """Meshes fit the hardware, and every worker of a direction has a part of what it divides."""
-    size = {a.name: a.size for a in _axes(p)}
+    size = {a.name: a.size for a in p.axes()}
     for stage in p.stages:
         for level, most in MOST_WORKERS.items():
             parts = [d.size for d in stage.mesh if d.level is level]
@@ -167,7 +178,7 @@ def peers_exist(p: Pipeline) -> None:
                 raise VerifyError(
                     f"stage {stage.name!r} has {d.size} workers at level {d.level.value!r}", "use at least 1"
                 )
-            if not any(divided(op, d) for op in stage.ops) and d.size > 1:
+            if not any(divided(op, d, stage) for op in stage.ops) and d.size > 1:
                 raise VerifyError(
                     f"stage {stage.name!r}: none of its ops has an axis of the {d.size} workers that divide"
                     f" {', '.join(d.axes) or 'nothing'}: all would do the same",
@@ -188,7 +199,7 @@ def peers_exist(p: Pipeline) -> None:
 
 def rings_hold_what_is_in_flight(p: Pipeline) -> None:
     """A ring on chip holds a step of both ends; and all there is where another way to its consumer sums over it."""
-    size = {a.name: a.size for a in _axes(p)}
+    size = {a.name: a.size for a in p.axes()}
     stages = {s.name: s for s in p.stages}
     for q in p.queues:
         if q.transport is Transport.DRAM:
@@ -236,13 +247,6 @@ def _check_steps(p: Pipeline, q: Queue) -> None:
                 f" once, those of {consumer!r} take {taken}: {made} + {taken} - {gcd(made, taken)} = {need}",
                 f"use a depth of at least {need}",
             )
-
-
-def _axes(p: Pipeline) -> Iterator[Axis]:
-    for t in p.tensors:
-        yield from t.axes
-    for tile in p.tiles().values():
-        yield from tile.axes
 
 
 def _ops(p: Pipeline) -> Iterator[tuple[Stage, TileOp]]:

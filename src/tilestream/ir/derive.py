@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from tilestream.ir.axes import Level, Spread, View
+from tilestream.ir.axes import Level, Spread, View, around
 from tilestream.ir.pipeline import Stage, Tile, TileOp
 
 WRITES = ("store", "store_add")
@@ -51,18 +51,21 @@ def sums(op: TileOp) -> frozenset[str]:
     return op.mentions.difference(op.result_axes)
 
 
-def divided(op: TileOp, d: Spread) -> str:
-    """The axis along which ``d`` divides ``op``; empty if all its workers do the same."""
-    found = mentions(op)
+def divided(op: TileOp, d: Spread, stage: Stage) -> str:
+    """The axis along which ``d`` divides ``op``; empty if all its workers do the same.
+
+    A direction over the axis around a ragged one divides what has the ragged one: edges go with their nodes.
+    """
+    found = around(mentions(op), stage.outer)
     return next((a for a in d.axes if a in found), "")
 
 
-def placement(maker: TileOp, d: Spread) -> Placement:
+def placement(maker: TileOp, d: Spread, stage: Stage) -> Placement:
     """How the tile that ``maker`` makes lies over ``d``."""
-    axis = divided(maker, d)
+    axis = divided(maker, d, stage)
     if not axis:
         return Replicate()
-    return Shard(axis) if axis in result_axes(maker) else Partial(maker.combine)
+    return Shard(axis) if axis in around(result_axes(maker), stage.outer) else Partial(maker.combine)
 
 
 def wanted(op: TileOp, view: View, tile: Tile, d: Spread, stage: Stage) -> Placement:
@@ -71,13 +74,15 @@ def wanted(op: TileOp, view: View, tile: Tile, d: Spread, stage: Stage) -> Place
     A tile read under another name keeps its placement where both names are cut alike: by the same directions, neither
     in a loop, and without an offset.
     """
-    axis = divided(op, d)
+    axis = divided(op, d, stage)
     if not axis:
         return Replicate()
     looped = {loop.axis for loop in stage.loops}
     for own, at in zip(tile.axes, view.at or (), strict=True):
-        if axis not in at.axes:
+        if axis not in around(at.axes, stage.outer):
             continue
+        if axis not in at.axes:
+            return Shard(axis)  # the part of a ragged dimension that lies within a worker's positions
         plain = at.axes == (axis,) and not (at.offset or at.index or at.strides)
         cut_alike = all((own.name in x.axes) == (axis in x.axes) for x in stage.mesh)
         return Shard(own.name if plain and cut_alike and {own.name, axis}.isdisjoint(looped) else axis)
@@ -113,7 +118,7 @@ class Exchange:
 def exchange(op: TileOp, view: View, maker: TileOp, d: Spread, stage: Stage) -> str:
     """What moves over ``d`` so that ``op`` can read ``view`` of what ``maker`` makes; empty if nothing does."""
     assert maker.out is not None
-    how = collective(placement(maker, d), wanted(op, view, maker.out, d, stage))
+    how = collective(placement(maker, d, stage), wanted(op, view, maker.out, d, stage))
     if how == "all-reduce" and op.kind in WRITES:
         return "" if op.kind == "store_add" else "reduce"  # into memory; or to the one that stores
     return how
@@ -142,9 +147,10 @@ class Nest:
     body: tuple[TileOp | Nest, ...]
 
 
-def nest(ops: Sequence[TileOp], loops: Sequence[str]) -> tuple[TileOp | Nest, ...]:
+def nest(ops: Sequence[TileOp], loops: Sequence[str], outer: Mapping[str, str]) -> tuple[TileOp | Nest, ...]:
     """The program of one worker: neighbouring ops that mention an axis share its loop, others stand outside.
 
+    What mentions a ragged axis lies inside of the loop over the axis around it too (``Stage.outer``).
     An op that needs a sum over the loop complete starts the loop again: a second pass.
     """
     if not loops:
@@ -153,23 +159,23 @@ def nest(ops: Sequence[TileOp], loops: Sequence[str]) -> tuple[TileOp | Nest, ..
     runs: list[tuple[bool, list[TileOp]]] = []
     summed: set[str] = set()
     for op in ops:
-        inside = axis in mentions(op)
+        inside = axis in around(mentions(op), outer)
         if not runs or runs[-1][0] != inside or (inside and not summed.isdisjoint(op.ins)):
             runs.append((inside, []))
             summed = set()
         runs[-1][1].append(op)
-        if inside and op.out is not None and axis not in result_axes(op):
+        if inside and op.out is not None and axis not in around(result_axes(op), outer):
             summed.add(op.out.name)
     made: list[TileOp | Nest] = []
     for inside, run in runs:
-        body = nest(run, loops[1:])
+        body = nest(run, loops[1:], outer)
         made += [Nest(axis, body)] if inside else body
     return tuple(made)
 
 
 def loops_of(stage: Stage) -> tuple[TileOp | Nest, ...]:
     """The nest of a stage."""
-    return nest(stage.ops, [loop.axis for loop in stage.loops])
+    return nest(stage.ops, [loop.axis for loop in stage.loops], stage.outer)
 
 
 def held(stage: Stage, tile: str) -> tuple[str, ...]:

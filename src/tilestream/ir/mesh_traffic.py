@@ -81,7 +81,7 @@ def through(p: Pipeline, q: Queue, size: Mapping[str, int]) -> int:
     """Bytes that a queue's producers write to it: each its part, those of a sum all of it."""
     tile, producer = p.tiles()[q.tile], p.stage(q.producer)
     maker = next(op for op in producer.ops if op.out is not None and op.out.name == q.tile)
-    partial = [d.size for d in producer.mesh if isinstance(placement(maker, d), Partial)]
+    partial = [d.size for d in producer.mesh if isinstance(placement(maker, d, producer), Partial)]
     each = PARTIAL_BYTES if partial else DTYPE_BYTES[tile.dtype]
     return prod(size[a.name] for a in tile.axes) * each * prod(partial)
 
@@ -101,7 +101,7 @@ class _Counts:
 
     def _groups(self, op: TileOp, axis: str, resident: bool) -> int:
         """Steps of all CTAs along ``axis``: each takes one block for each of its own workers."""
-        over = [d for d in self.stage.mesh if divided(op, d) == axis]
+        over = [d for d in self.stage.mesh if divided(op, d, self.stage) == axis]
         ctas = prod(d.size for d in over if d.level is Level.GRID)
         inside = prod(d.size for d in over if d.level is not Level.GRID)
         steps = ceil(self.size[axis] / (self.stage.block(axis, self.size) * inside))
@@ -109,7 +109,7 @@ class _Counts:
 
     def _alike(self, op: TileOp) -> int:
         """CTAs that all do the same."""
-        return prod(d.size for d in self.stage.mesh if d.level is Level.GRID and not divided(op, d))
+        return prod(d.size for d in self.stage.mesh if d.level is Level.GRID and not divided(op, d, self.stage))
 
     def index(self, op: TileOp, view: View, index: View) -> int:
         """By all who read or write ``view`` by it."""
@@ -125,7 +125,8 @@ class _Counts:
         return prod(self.size[a] for a in view.axes) * prod(parts)
 
     def _adds(self, op: TileOp, maker: TileOp, d: Spread) -> bool:
-        return op.kind == "store_add" and not divided(op, d) and isinstance(placement(maker, d), Partial)
+        partial = isinstance(placement(maker, d, self.stage), Partial)
+        return op.kind == "store_add" and partial and not divided(op, d, self.stage)
 
     def exchanged(self, op: TileOp) -> Counter[str]:
         """Bytes by level, of the collectives of one op; several at once are taken one after another."""
@@ -148,7 +149,7 @@ class _Counts:
                 else:
                     wants = ((x.size, wanted(op, view, maker.out, x, self.stage)) for x in others)
                     alike = prod(n for n, want in wants if isinstance(want, Replicate))
-                partial = isinstance(placement(maker, d), Partial)
+                partial = isinstance(placement(maker, d, self.stage), Partial)
                 each = PARTIAL_BYTES if partial else DTYPE_BYTES[maker.out.dtype]
                 peers = {"all-reduce": d.size * (d.size - 1), "all-to-all": (d.size - 1) / d.size}
                 moved[d.level.memory] += round(whole * each * peers.get(how, d.size - 1) * alike * rounds)

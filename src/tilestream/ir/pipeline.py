@@ -10,7 +10,7 @@ resident together. The number of rows is not part of it: one pipeline, and the k
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
@@ -19,9 +19,9 @@ from operator import is_
 from typing import Any
 
 from tilestream.errors import IRError
-from tilestream.ir.axes import ROWS, Axis, Level, Loop, Spread, View, sizes
+from tilestream.ir.axes import ROWS, Axis, Level, Loop, Spread, View, outer_axes, sizes
 from tilestream.ir.once import hashed_once
-from tilestream.ir.tileops import OPS, OpSpec
+from tilestream.ir.tileops import OPS
 
 TILE_ROWS = 64
 """Rows of a tile unless a stage says otherwise: what one warpgroup multiplies at once."""
@@ -141,7 +141,8 @@ class TileOp:
         tiles: tiles that it reads; a name alone stands for the tile under its own axes.
         tensors: tensors that it reads. A store writes the one it names.
         attrs: names and values, as ``(("eps", 1e-5),)``; docs/ir.md lists those of each kind.
-        combine: what summing means here: ``sum``, ``max`` or ``mul``.
+        combine: what summing means here: ``sum``, ``max``, ``min``, ``mul``, or ``softmax``: of a product whose first
+            operand is a score, all operands behind it weighted by ``exp(score)`` over the sum of these.
         source: the user's line; it does not make layers of a model different.
     """
 
@@ -190,7 +191,7 @@ class TileOp:
     def misfit(self) -> IRError | None:
         """What of its operands or attributes does not fit the signature of its kind. Looked at once: passes make
         pipelines of the same ops again and again."""
-        return _misfit(self, OPS[self.kind])
+        return OPS[self.kind].misfit(self)
 
     def reading(self, names: dict[str, str]) -> TileOp:
         """The same op of other tiles: ``names`` maps old names to new ones."""
@@ -267,6 +268,11 @@ class Stage:
     def workers(self, level: Level) -> int:
         """Workers at ``level``, of all directions together."""
         return prod(d.size for d in self.mesh if d.level is level)
+
+    @cached_property
+    def outer(self) -> dict[str, str]:
+        """The axis around each ragged one that its tiles have."""
+        return outer_axes(a for tile in self.defined().values() for a in tile.axes)
 
     @cached_property
     def blocks(self) -> dict[str, int]:
@@ -380,10 +386,18 @@ class Pipeline:
         """Rows of a tile, of which all stages of a row pipeline take equally many."""
         return self.stages[0].tile_rows
 
+    def axes(self) -> Iterator[Axis]:
+        """Of all tensors and tiles; most come several times."""
+        return (a for t in (*self.tensors, *self.tiles().values()) for a in t.axes)
+
     def sizes(self) -> dict[str, int]:
         """Sizes of the axes that have a name and are not read at the call."""
-        axes = (a for t in (*self.tensors, *self.tiles().values()) for a in t.axes)
-        return {a.name: a.size for a in axes if a.name and a.size is not None}
+        return {a.name: a.size for a in self.axes() if a.name and a.size is not None}
+
+    @cached_property
+    def ragged(self) -> dict[str, Axis]:
+        """Axes whose bounds are read from a tensor, by name."""
+        return {a.name: a for a in self.axes() if a.of}
 
     def by_role(self, role: Role) -> tuple[Tensor, ...]:
         return tuple(t for t in self.tensors if t.role is role)
@@ -468,24 +482,3 @@ def check_names(p: Pipeline) -> None:
             raise IRError(
                 f"queue of {q.tile!r}: stage {q.producer!r} does not define that tile", "name the stage that does"
             )
-
-
-def _misfit(op: TileOp, spec: OpSpec) -> IRError | None:
-    """The error of an op whose operands or attributes do not fit its signature."""
-    where = op.source or op.kind
-    for what, got, (least, most) in (("tiles", op.ins, spec.ins), ("tensors", op.params, spec.params)):
-        if not least <= len(got) <= most:
-            want = str(least) if least == most else f"{least} to {most}"
-            return IRError(f"{op.kind} at {where} takes {want} {what}, got {len(got)}", "fix the operands")
-    for name, _ in op.attrs:
-        if name not in spec.attrs:
-            return IRError(
-                f"{op.kind} at {where} has no attribute {name!r}", f"it has: {', '.join(spec.attrs) or 'none'}"
-            )
-    if spec.family == "binary" and len(op.ins) + len(op.params) + (op.attr("scalar") is not None) != 2:
-        return IRError(
-            f"{op.kind} at {where} needs exactly two operands", "give two tiles, or one with a vector or a scalar"
-        )
-    if (op.out is None) != (op.kind in ("store", "store_add")):
-        return IRError(f"{op.kind} at {where}: only a store has no result", "give it an out tile")
-    return None

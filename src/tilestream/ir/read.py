@@ -2,6 +2,7 @@
 
     x[rows,k] = load X[rows,k]
     h[rows,hid]:f32 = product x W1[hid,k]       a bare name is a tile under its own axes
+    one[edges]:f32 = fill value=1.0             of no operands
     y -> Y[rows,out]                            a store; ``+>`` adds into memory
 
 Coordinates: ``V[senders[edges],f]`` (a gather), ``X[n,2*y+ky-1,c]`` (a tap), ``x[rows,c+128]`` (a slice). Attributes
@@ -21,21 +22,36 @@ _NAMED = re.compile(r"(\w+)(?:\[(.*)\])?(?::(\w+))?$")
 
 
 def axes(text: str) -> dict[str, Axis]:
-    """``rows k=32``: axes by name; those without a size are read at the call."""
-    pairs = (word.partition("=") for word in text.split())
-    return {name: Axis(name, int(size) if size else None) for name, _, size in pairs}
+    """``rows k=32 edges=starts[rows]``: axes by name; those without a size are read at the call, and of ragged ones
+    the bounds of each position of the axis around them.
+
+    Raises:
+        IRError: what stands behind a ``=`` is neither.
+    """
+    return {name: _axis(name, size) for name, _, size in (word.partition("=") for word in text.split())}
+
+
+def _axis(name: str, size: str) -> Axis:
+    ragged = re.match(r"(\w+)\[(\w+)\]$", size)
+    if ragged:
+        return Axis(name, of=ragged[2], bounds=ragged[1])
+    if size and not size.isdigit():
+        raise IRError(f"cannot read axis {name}={size}", "write NAME, NAME=SIZE or NAME=BOUNDS[AXIS]")
+    return Axis(name, int(size) if size else None)
 
 
 def tensors(text: str, known: Mapping[str, Axis]) -> tuple[Tensor, ...]:
-    """``X[rows,k] W[hid,k] >Y[rows,hid]:f32``: ``>`` marks an output, a capital W begins a parameter's name.
+    """``X[rows,k] W[hid,k] >Y[rows,hid]:f32``: ``>`` marks an output, a capital W begins a parameter's name, as
+    the bounds of a ragged axis are one.
 
     Raises:
         IRError: an axis is not known.
     """
     made = []
+    bounds = {a.bounds for a in known.values()}
     for word in text.split():
         name, dims, dtype = _named(word.lstrip(">"))
-        role = Role.OUTPUT if word[0] == ">" else Role.PARAMETER if name[0] == "W" else Role.INPUT
+        role = Role.OUTPUT if word[0] == ">" else Role.PARAMETER if name[0] == "W" or name in bounds else Role.INPUT
         made.append(Tensor(name, role, _known((dims or "").split(","), known), dtype or "bf16"))
     return tuple(made)
 

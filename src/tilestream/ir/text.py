@@ -11,6 +11,7 @@ def show(pipeline: Pipeline) -> str:
     """Every tensor, stage, op and queue on its own line; equal text means equal pipelines, source lines aside."""
     lines = [f"pipeline {pipeline.name} ({pipeline.strategy})"]
     lines += [f"  {_tensor(t)}" for t in pipeline.tensors]
+    lines += [f"  axis {a.name}={a.bounds}[{a.of}]" for a in pipeline.ragged.values()]
     for stage in pipeline.stages:
         lines.append(f"  {_stage(stage)}")
         lines += [f"    {show_op(op)}" for op in stage.ops]
@@ -20,7 +21,7 @@ def show(pipeline: Pipeline) -> str:
 
 def show_op(op: TileOp) -> str:
     """One op: as a call of what it does to rows, or as a formula where its operands have coordinates."""
-    return _formula(op) if op.views and all(v.at is not None for v in op.views) else _call(op)
+    return _formula(op) if all(v.at is not None for v in op.views) else _call(op)
 
 
 def _tensor(t: Tensor) -> str:

@@ -8,6 +8,9 @@ columns and broadcast over the features of the other operand; a vector of one el
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
+
+from tilestream.errors import IRError
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,26 @@ class OpSpec:
         """Instructions of the fp32 lanes: those that are not the special function unit's."""
         return self.flops - self.transcendental
 
+    def misfit(self, op: Any) -> IRError | None:
+        """The error of a ``TileOp`` whose operands or attributes do not fit this signature."""
+        where = op.source or op.kind
+        for what, got, (least, most) in (("tiles", op.ins, self.ins), ("tensors", op.params, self.params)):
+            if not least <= len(got) <= most:
+                want = str(least) if least == most else f"{least} to {most}"
+                return IRError(f"{op.kind} at {where} takes {want} {what}, got {len(got)}", "fix the operands")
+        for name, _ in op.attrs:
+            if name not in self.attrs:
+                return IRError(
+                    f"{op.kind} at {where} has no attribute {name!r}", f"it has: {', '.join(self.attrs) or 'none'}"
+                )
+        if self.family == "binary" and len(op.ins) + len(op.params) + (op.attr("scalar") is not None) != 2:
+            return IRError(
+                f"{op.kind} at {where} needs exactly two operands", "give two tiles, or one with a vector or a scalar"
+            )
+        if (op.out is None) != (op.kind in ("store", "store_add")):
+            return IRError(f"{op.kind} at {where}: only a store has no result", "give it an out tile")
+        return None
+
 
 def _unary(flops: float = 1, transcendental: float = 0, doc: str = "", attrs: tuple[str, ...] = ()) -> OpSpec:
     return OpSpec("unary", (1, 1), (0, 0), attrs, flops, transcendental, doc)
@@ -52,7 +75,7 @@ FIRST = "first"
 """Attribute of a linear or a store that makes or writes a part of the columns: the first of them. Of the weight's rows
 and the bias the linear takes those that belong to the part; all parts of a layer read the whole operand."""
 
-PLAIN = {"product", "copy", "store_add"}
+PLAIN = {"product", "copy", "fill", "store_add"}
 """Kinds that ops of rows are not made of: they stand where every operand has coordinates."""
 
 OPS: dict[str, OpSpec] = {
@@ -95,8 +118,16 @@ OPS: dict[str, OpSpec] = {
     "maximum": _binary("the larger, NaN if either is"),
     "minimum": _binary("the smaller, NaN if either is"),
     "relu_backward": _binary("a, but 0 where b <= 0", 2),
-    "product": OpSpec("plain", (0, 3), (0, 3), flops=0, doc="operands multiplied, summed over what the result lacks"),
+    "product": OpSpec(
+        "plain",
+        (0, 3),
+        (0, 3),
+        ("empty",),
+        flops=0,
+        doc="operands multiplied, summed over what the result lacks; empty: a maximum or minimum of nothing",
+    ),
     "copy": OpSpec("plain", (0, 1), (0, 1), flops=0, doc="an operand under other coordinates"),
+    "fill": OpSpec("plain", (0, 0), (0, 0), ("value",), flops=0, doc="the attribute value everywhere; 1 unless given"),
     "store_add": OpSpec("memory", (1, 1), (1, 1), flops=0, doc="added to an output tensor, which starts as zeros"),
     "cat": OpSpec("layout", (1, 64), (0, 0), flops=0, doc="concatenation along features"),
     "slice": OpSpec("layout", (1, 1), (0, 0), ("start", "stop"), 0, 0, "features start to stop"),

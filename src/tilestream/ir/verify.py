@@ -20,6 +20,7 @@ from tilestream.ir.derive import WRITES
 from tilestream.ir.launches import cut_at_dram
 from tilestream.ir.pipeline import Pipeline, Queue, Role, Stage, Tensor, Transport
 from tilestream.ir.plain import by_rows
+from tilestream.ir.ragged_rules import combines_are_defined, edges_stay_with_their_nodes, ragged_axes_lie_in_others
 from tilestream.ir.shapes import check_shapes
 from tilestream.ir.taps import Tap
 
@@ -232,7 +233,10 @@ AXIS_RULES: tuple[Callable[[Pipeline], None], ...] = (
     tiles_are_used,
     tensors_have_their_roles,
     axes_agree,
+    ragged_axes_lie_in_others,
     axes_are_covered,
+    combines_are_defined,
+    edges_stay_with_their_nodes,
     partial_results_are_summed,
     peers_exist,
     rings_hold_what_is_in_flight,

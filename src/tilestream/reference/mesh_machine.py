@@ -344,7 +344,7 @@ class _Running:
         return {i: how for i, d in enumerate(mesh) if (how := exchange(op, view, maker, d, self.stage))}
 
     def over(self, tile: str) -> list:
-        return [placement(self.makers[tile], d) for d in self.stage.mesh]
+        return [placement(self.makers[tile], d, self.stage) for d in self.stage.mesh]
 
     def cta(self, me: Coordinates) -> Coordinates:
         return tuple(c for c, d in zip(me, self.stage.mesh, strict=True) if d.level is Level.GRID)
@@ -354,7 +354,7 @@ class _Running:
         have = self.over(op.ins[0])
         for c, d, h in zip(me, self.stage.mesh, have, strict=True):
             own = isinstance(h, Partial) and op.kind in ("store_add", "push")
-            if c and not divided(op, d) and not own:
+            if c and not divided(op, d, self.stage) and not own:
                 return False
         return True
 

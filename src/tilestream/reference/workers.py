@@ -55,7 +55,7 @@ class Workers:
 
     def dividing(self, axis: str, op: TileOp) -> tuple[int, ...]:
         """Directions whose workers divide ``op`` along ``axis``."""
-        return tuple(i for i, d in enumerate(self.stage.mesh) if axis in d.axes and divided(op, d) == axis)
+        return tuple(i for i, d in enumerate(self.stage.mesh) if axis in d.axes and divided(op, d, self.stage) == axis)
 
 
 def coordinate(at: At, positions: Mapping[str, Tensor], order: tuple[str, ...], memory: Mapping[str, Tensor]) -> Tensor:

@@ -139,7 +139,7 @@ def _blocks(stage: Stage, size: Mapping[str, int]) -> int:
 
 def _elements(op: TileOp, stage: Stage, size: Mapping[str, int]) -> float:
     """Elements that all workers compute; those that an op is not divided over do the same."""
-    alike = prod(d.size for d in stage.mesh if not divided(op, d))
+    alike = prod(d.size for d in stage.mesh if not divided(op, d, stage))
     return float(prod(size[a] for a in mentions(op)) * alike)
 
 

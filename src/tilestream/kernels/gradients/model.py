@@ -203,7 +203,7 @@ def _columns_divided(stage: Stage, chain: Chain, pipeline: Pipeline) -> tuple[La
     workers = {axis: dict.fromkeys(Level, 1) for axis in (out, k, ROWS.name)}
     for d in stage.mesh:
         if d.size > 1:
-            workers[divided(layer.sum, d)][d.level] *= d.size
+            workers[divided(layer.sum, d, stage)][d.level] *= d.size
     out_parts, k_parts = workers[out][Level.GRID], workers[k][Level.GRID]
     groups = workers[out][Level.WARPGROUP], workers[k][Level.WARPGROUP]
     wide = ceil(chunks(layer.k) / (k_parts * groups[1]))
