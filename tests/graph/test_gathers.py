@@ -128,7 +128,7 @@ def test_a_loader_warp_has_its_time() -> None:
         assert sum(schedule.streams[tile].index != "" for tile, _ in all_chunks(schedule)) == told > 0
     device, before = get("h200"), message_of_inputs()
     with_gathers, without = (stage_cost(p.stages[0], p, device) for p in (message(), before))
-    assert without.step_s < with_gathers.step_s < without.step_s + with_gathers.inputs_s
+    assert without.step_s < with_gathers.step_s < without.step_s + with_gathers.step["inputs"].seconds
 
 
 # -- meaning

@@ -80,7 +80,10 @@ def test_the_flag_of_a_queue_is_asked_for_once_a_tile():
 
 def test_a_short_input_ring_makes_products_wait():
     """MeshGraphNets' block: six chunks of input a tile; two slots beside resident weights, five else."""
-    waits = {r: stage_cost(placed(edge_block(), 0, r).stages[0], edge_block(), H200).inputs_s for r in Residency}
+    waits = {
+        r: stage_cost(placed(edge_block(), 0, r).stages[0], edge_block(), H200).step["inputs"].seconds
+        for r in Residency
+    }
     assert waits[Residency.RESIDENT] > 1e-6
     assert waits[Residency.STREAMED] < 0.3 * waits[Residency.RESIDENT]
 
@@ -89,7 +92,7 @@ def test_more_code_takes_longer_an_instruction():
     """A chain of unlike layers is unrolled; one of equal layers is a loop."""
     small = placed(chain(4, 128, "gelu"), 0)
     cache_of = {size: replace(H200, code_cache=size) for size in (256.0, 4096.0)}
-    cold, warm = (stage_cost(small.stages[0], small, d).lane_s for d in cache_of.values())
+    cold, warm = (stage_cost(small.stages[0], small, d).step["epilogues"].seconds for d in cache_of.values())
     assert cold > 1.3 * warm
 
 

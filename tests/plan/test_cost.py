@@ -161,7 +161,8 @@ def test_features_are_padded_to_the_hardware():
 
 def test_fp32_runs_at_half_rate():
     bf16, f32 = (
-        sum(stage_cost(c.stages[0], c, H200).tensor_s for c in (chain(2, 256, dtype=d),)) for d in ("bf16", "f32")
+        sum(stage_cost(c.stages[0], c, H200).step["tensor"].seconds for c in (chain(2, 256, dtype=d),))
+        for d in ("bf16", "f32")
     )
     assert f32 == pytest.approx(2 * bf16)
 
@@ -179,7 +180,8 @@ def test_rows_that_no_bulk_copy_addresses_are_what_a_layer_waits_for(features: i
 
 def test_special_functions_cost_more_than_relu():
     seconds = {
-        act: stage_cost(chain(2, 256, act).stages[0], chain(2, 256, act), H200).lane_s for act in ("relu", "silu")
+        act: stage_cost(chain(2, 256, act).stages[0], chain(2, 256, act), H200).step["epilogues"].seconds
+        for act in ("relu", "silu")
     }
     assert seconds["silu"] > seconds["relu"]
 
@@ -194,8 +196,8 @@ def test_phases_hold_the_epilogue_of_their_linear():
 def test_streamed_weights_take_l2_time_and_resident_ones_do_not():
     p = chain(1)
     cost = {r: stage_cost(p.stages[0].with_(residency=r, replicas=132), p, H200) for r in Residency}
-    assert cost[Residency.STREAMED].weights_s > 0
-    assert cost[Residency.RESIDENT].weights_s == 0
+    assert cost[Residency.STREAMED].step["weights"].seconds > 0
+    assert cost[Residency.RESIDENT].step["weights"].seconds == 0
 
 
 def test_a_shallow_queue_bounds_the_rate():
@@ -211,8 +213,8 @@ def test_a_hand_over_costs_time():
     p.store(p.linear(h, 256))
     spatial = best(p.build(), 65_536, "spatial")
     queued = stage_cost(spatial.stages[1], spatial, H200)
-    assert queued.queue_s == pytest.approx(H200.queue_exposed * H200.queue_s(32_768))
-    assert queued.limit in ("tensor", "epilogue", "queue")
+    assert queued.step["queue"].seconds == pytest.approx(H200.queue_exposed * H200.queue_s(32_768))
+    assert queued.step.limit in ("tensor", "epilogues", "queue")
 
 
 def test_a_slower_machine_takes_longer():

@@ -280,7 +280,7 @@ def test_balance_is_optimal(sms):
     rate = {}
     for s in p.stages:
         cost = stage_cost(s, p, device)
-        rate[s.name] = cost.tiles_per_step / cost.step_s
+        rate[s.name] = s.tiles_per_step / cost.step_s
     got = min(s.replicas * rate[s.name] for s in made.stages)
     low, high = 0.0, max(rate.values()) * sms
     for _ in range(60):

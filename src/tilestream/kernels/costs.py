@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 
 SHARING = 4.0
 """Exponent of a sum of what overlaps but not wholly: of two equal parts, 1.19 times one. It stays above the longest.
@@ -37,14 +37,18 @@ class Amount:
 
 @dataclass(frozen=True)
 class Counts:
-    """Parts of a launch, or of a part of one, and how they run: one after another, or side by side; ``times`` over."""
+    """Parts of a launch, or of a part of one, and how they run: one after another, or side by side; ``times`` over.
+
+    ``told``: what the limit of its longest part is called as its own.
+    """
 
     name: str
     parts: tuple[Counts | Amount, ...]
     together: Together = sum
     times: float = 1.0
+    told: str = "{}"
 
-    @property
+    @cached_property
     def seconds(self) -> float:
         """Predicted: this is where counts become time."""
         return self.times * self.together([part.seconds for part in self.parts])
@@ -56,7 +60,7 @@ class Counts:
     @property
     def limit(self) -> str:
         """The resource or the wait that takes longest, in the longest of the parts."""
-        return max(self.parts, key=lambda part: part.seconds).limit
+        return self.told.format(max(self.parts, key=lambda part: part.seconds).limit)
 
     def __getitem__(self, name: str) -> Counts | Amount:
         """The part of that name, at any depth; raises ``KeyError``."""

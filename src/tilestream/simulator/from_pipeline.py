@@ -69,7 +69,7 @@ def _stage(stage: Stage, launch: Pipeline, rows: int, device: Device, loaded: se
     sharing = sum(at_once(s, rows) for s in launch.stages)
     cost = stage_cost(stage, launch, device, at_once(stage, rows))
     work = replace(work, l2_write=work.l2_write + cost.scattered)
-    compute = cost.step_s - cost.queue_s  # queues are simulated
+    compute = cost.step_s - cost.step["queue"].seconds  # queues are simulated
     memory = sharing * (work.dram_read + work.dram_write) / device.dram_bytes_per_s
     late = overlapped(compute, memory) - max(compute, memory)
     work = replace(work, own_s=max(0.0, compute - max(compute_s(work, device))) + late)

@@ -19,20 +19,22 @@ from tilestream.kernels.stream.stage_cost import StageCost, stage_cost
 def cost(launch: Pipeline, rows: int, device: Device) -> Counts:
     """One launch: the slowest stage beside the memories, behind the way of the first tile."""
     costs = {s.name: stage_cost(s, launch, device, at_once(s, rows)) for s in launch.stages}
-    busy = {s.name: steps_of(s, rows) * costs[s.name].step_s for s in launch.stages}
-    slowest = max(busy, key=lambda n: busy[n])
-    stages_s = max(busy[slowest], _ring_bound(launch, costs, rows, device))
+    slowest = max(launch.stages, key=lambda s: steps_of(s, rows) * costs[s.name].step_s)
+    steps = Counts("steps", (costs[slowest.name].step,), times=steps_of(slowest, rows))
+    ring = Amount("ring", _ring_bound(launch, costs, rows, device))
+    stages = Counts(slowest.name, (steps, ring), max, told=f"{slowest.name} ({{}})")
     scattered = sum(steps_of(s, rows) * s.replicas * costs[s.name].scattered for s in launch.stages)
     memory = _memory(launch, rows, device, scattered)
     # Of the way of the first tile, what the steps of the bottleneck do not count already. Which stage that is must not
     # depend on the rows: more of them would make it another, and the sum less.
-    bottleneck = max(costs.values(), key=lambda c: c.step_s / (c.tiles_per_step * c.replicas))
-    fill_s = max(0.0, _fill(launch, costs, device) - bottleneck.step_s) + _first_tile_s(launch, costs, device)
+    bottleneck = max(launch.stages, key=lambda s: costs[s.name].step_s / (s.tiles_per_step * s.replicas))
+    beyond = _fill(launch, costs, device) - costs[bottleneck.name].step_s
+    fill_s = max(0.0, beyond) + _first_tile_s(launch, costs, device)
     return Counts(
         launch.name,
         (
             Amount("launch", device.launch_s + device.ramp_s),
-            Counts("streams", (*memory, Amount(f"{slowest} ({costs[slowest].limit})", stages_s)), beside),
+            Counts("streams", (*memory, stages), beside),
             Amount("fill", fill_s),
         ),
     )

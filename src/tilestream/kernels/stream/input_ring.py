@@ -29,8 +29,7 @@ memory at once, and of others, scattered."""
 ISSUE_S = 0.3e-6
 """Of a loader warp's lane, for a bulk copy: eight chunks take 2.4 us on an H200, nearly all of it the latency of one
 instruction after another."""
-BULK_BYTES = 16
-"""That rows are multiples of where bulk copies can address them."""
+VECTOR_BYTES = 16
 TILES = 4
 """Until the ring's state repeats."""
 
@@ -66,20 +65,14 @@ def run(takes: Sequence[Take], slots: int, tiles: int) -> list[float]:
     return done
 
 
-def waits_s(takes: Sequence[Take], slots: int) -> float:
-    """Seconds of each tile, among many, that a consumer waits for chunks."""
+def waits(takes: Sequence[Take], slots: int, device: Device) -> tuple[float, float]:
+    """Seconds of each tile, among many, that a consumer waits for chunks; and what the first tile takes longer than
+    those behind it, but for a load, which is part of ``launch_s``."""
     if not any(take.chunk for take in takes):
-        return 0.0
+        return 0.0, 0.0
     done = run(takes, slots, TILES)
-    return max(0.0, (done[-1] - done[1]) / (TILES - 2) - sum(take.busy_s for take in takes))
-
-
-def first_s(takes: Sequence[Take], slots: int, device: Device) -> float:
-    """Seconds that the first tile takes longer than those behind it, but for a load, which is part of ``launch_s``."""
-    if not any(take.chunk for take in takes):
-        return 0.0
-    done = run(takes, slots, TILES)
-    return max(0.0, done[0] - (done[-1] - done[1]) / (TILES - 2) - device.load_s)
+    each = (done[-1] - done[1]) / (TILES - 2)
+    return max(0.0, each - sum(take.busy_s for take in takes)), max(0.0, done[0] - each - device.load_s)
 
 
 def takes_of(
@@ -155,12 +148,10 @@ def odd_s(schedule: Schedule, pipeline: Pipeline, tile: str, column: int) -> flo
     """
     stream = schedule.streams[tile]
     size, features = DTYPE_BYTES[stream.dtype], pipeline.tensor(stream.tensor).features
-    columns = columns_of(stream.dtype)
-    valid = max(0, min(columns, stream.features - column))
-    at_end = stream.start + stream.features == features
-    if features * size % BULK_BYTES == 0 and stream.start * size % BULK_BYTES == 0 and (at_end or valid == columns):
+    if stream.in_bulk(column, features):
         return 0.0
-    each = BULK_BYTES // size  # elements of a vector; lanes have two of them on their way at a time
+    columns, valid = columns_of(stream.dtype), stream.valid(column)
+    each = VECTOR_BYTES // size  # lanes have two of them on their way at a time
     if valid == features:
         whole = size == 2 and features > each
         return ODD_ROUND_S * (columns // each) if whole else ODD_PART_S * ceil(features / each)

@@ -46,6 +46,17 @@ class Stream:
     index: str = ""
     tap: Tap | None = None
 
+    def valid(self, column: int) -> int:
+        """Of the chunk that begins at ``column``, the columns that are the tile's."""
+        return max(0, min(columns_of(self.dtype), self.features - column))
+
+    def in_bulk(self, column: int, features: int) -> bool:
+        """Whether bulk copies address the chunk at ``column``, in rows of ``features``: they begin on 16 bytes, as rows
+        do, and bring whole chunks, with what follows a slice."""
+        size = DTYPE_BYTES[self.dtype]
+        whole = self.valid(column) == columns_of(self.dtype) or self.start + self.features == features
+        return features * size % 16 == 0 and self.start * size % 16 == 0 and whole
+
     @property
     def by_lanes(self) -> bool:
         """Whether the lanes of a loader warp copy its rows."""

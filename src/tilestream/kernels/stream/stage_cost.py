@@ -1,4 +1,4 @@
-"""How long one step of a stage takes on its SM: from its schedule and layout, at the rates of a device."""
+"""What one step of a stage asks of its SM, at the rates of a device: from its schedule and layout."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tilestream.devices import Device
 from tilestream.errors import VerifyError
 from tilestream.ir.pipeline import DTYPE_BYTES, Pipeline, Residency, Stage, Transport
 from tilestream.ir.sizes import Phase, phases, weight_bytes
-from tilestream.kernels.costs import overlapped
+from tilestream.kernels.costs import Amount, Counts, overlapped
 from tilestream.kernels.stream.build import build
 from tilestream.kernels.stream.counts import (
     WARPGROUP,
@@ -22,7 +22,7 @@ from tilestream.kernels.stream.counts import (
     counts,
     scattered_bytes,
 )
-from tilestream.kernels.stream.input_ring import first_s, takes_of, waits_s
+from tilestream.kernels.stream.input_ring import takes_of, waits
 from tilestream.kernels.stream.layout import Layout, lay_out
 from tilestream.kernels.stream.model import Schedule
 
@@ -31,40 +31,25 @@ INSTRUCTION_BYTES = 16
 
 @dataclass(frozen=True)
 class StageCost:
-    """Seconds of one step of a stage on one SM, by what takes them; ``step_s`` is the time between steps.
+    """What a stage asks for on one SM; the cost model and the simulator's event loop both read it.
 
-    ``tensor_s``: wgmma of all tiles of the step. ``shared_s``: what shared memory carries for them. ``lane_s``:
-    epilogues of one warpgroup, each instruction behind the one before. ``inputs_s``: waits for inputs, as the input
-    ring is too short for those to be on their way in time; ``first_s``: those of the first tile beyond that.
-    ``weights_s``: streamed weights through the SM's port.
-    ``queue_s``: exposed part of the hand-over of the step's input. ``scattered``: bytes of the L2 beyond those of the
-    values, for stores of parts of sectors.
+    Attributes:
+        step: from one step to the next. Parts by name, at any depth: ``products``, wgmma of all tiles of the step
+            beside what shared memory carries for them; ``epilogues`` of one warpgroup, each instruction behind the one
+            before; ``issue``, those of both if nothing ever waited; ``inputs``, waits as the input ring is too short
+            for them to be on their way in time; ``weights`` that are streamed, through the SM's port; ``code`` that
+            the instruction cache does not hold; ``queue``, the exposed part of the hand-over of the step's input.
+        first_s: what the first tile waits for its inputs beyond that.
+        scattered: bytes of the L2 a step beyond those of the values, for stores of parts of sectors.
     """
 
-    stage: str
-    replicas: int
-    tiles_per_step: int
-    tensor_s: float
-    shared_s: float
-    lane_s: float
-    inputs_s: float
-    weights_s: float
-    queue_s: float
-    step_s: float
-    scattered: float = 0.0
+    step: Counts
     first_s: float = 0.0
+    scattered: float = 0.0
 
     @property
-    def limit(self) -> str:
-        parts = {
-            "tensor": self.tensor_s,
-            "shared memory": self.shared_s,
-            "epilogue": self.lane_s,
-            "inputs": self.inputs_s,
-            "weights": self.weights_s,
-            "queue": self.queue_s,
-        }
-        return max(parts, key=lambda k: parts[k])
+    def step_s(self) -> float:
+        return self.step.seconds
 
 
 def stage_cost(stage: Stage, pipeline: Pipeline, device: Device, loading: int | None = None) -> StageCost:
@@ -76,53 +61,63 @@ def stage_cost(stage: Stage, pipeline: Pipeline, device: Device, loading: int | 
     A stage of which no kernel can be made (dtypes mixed, too wide) still runs on the reference machine and in the
     simulator: its products and its lanes' work are taken one after the other.
     """
-    queue = device.queue_exposed * max(taken_s(stage, pipeline, device), default=0.0)
-    weights = 0.0
-    if stage.residency is Residency.STREAMED:
-        weights = weight_bytes(stage, pipeline) / device.sm_bytes_per_s
-    cost = partial(StageCost, stage.name, stage.replicas, stage.tiles_per_step, weights_s=weights, queue_s=queue)
+    streamed = stage.residency is Residency.STREAMED
+    weights = Amount("weights", weight_bytes(stage, pipeline) if streamed else 0, device.sm_bytes_per_s)
+    queue = Amount("queue", device.queue_exposed * max(taken_s(stage, pipeline, device), default=0.0))
+
+    def step_of(*at_once: Counts | Amount) -> Counts:
+        return Counts("step", (Counts("at once", (*at_once, weights), max), queue))
+
     try:
         schedule = build(stage, pipeline)
     except VerifyError:
         work = phases(stage, pipeline)
-        tensor, lanes = (stage.tiles_per_step * sum(part(p, device) for p in work) for part in (tensor_s, lane_s))
-        step = max(tensor + lanes, weights) + queue
-        return cost(tensor_s=tensor, shared_s=0.0, lane_s=lanes, inputs_s=0.0, step_s=step)
+        parts = (("products", tensor_s), ("epilogues", lane_s))
+        alone = [Amount(name, stage.tiles_per_step * sum(of(p, device) for p in work)) for name, of in parts]
+        return StageCost(step_of(Counts("compute", (*alone, Amount("inputs", 0.0)))))
     layout = lay_out(schedule, device.shared_bytes_per_cta)
-    sm = _Sm(device, schedule.dtype, stage.placement.dim == 1, code_size(schedule, layout))
-    steps = counts(schedule, layout)
-    products = [sm.product_s(s) for s in steps]
-    epilogue = sum(sm.epilogue_s(s) for s in steps)
-    issue = sum(sm.issue_s(s) for s in steps)
-    turns = [sm.turns_s(s) for s in steps]
     split = stage.placement.dim == 1
-    alone = [product / (1 if split else 2) + turn for product, turn in zip(products, turns, strict=True)]
+    sm = _Sm(device, schedule.dtype, split, code_size(schedule, layout))
+    steps = counts(schedule, layout)
+    products = Counts("products", tuple(map(sm.product, steps)))
+    passes = [[sm.pass_s(p) for p in s.passes] for s in steps]
+    turns = [sm.turns_s(s) for s in steps]
+    before = [p.seconds / (1 if split else 2) + turn for p, turn in zip(products.parts, turns, strict=True)]
     if loading is None:
         loading = stage.replicas if stage.replicas > 1 else device.sms
-    takes = takes_of(schedule, pipeline, alone, [sm.passes_s(s) for s in steps], device, loading)
-    inputs = waits_s(takes, layout.in_slots)
-    streamed = stage.residency is Residency.STREAMED
-    pages = sum(sm.page_wait_s(s, layout, stage.in_flight) for s in steps) if streamed else 0.0
-    waits = inputs + pages + sum(turns)
-    together = sum(products) + max(epilogue, issue) + waits
-    if split:
-        compute = together  # both work on one tile: nothing runs beside the epilogue
-    else:
-        # One's epilogue runs beside the other's products, as far as the ring of weights lets one run ahead.
-        apart = overlapped(sum(products) / 2 + epilogue + waits, sum(products), issue)
-        ahead = 1.0 if not streamed else _ahead(steps, products, layout)
-        compute = ahead * apart + (1 - ahead) * together
-    compute += joining_s(schedule, device)
-    fetched = sm.fetch_s(1.0 if split else code_apart(schedule, layout))
-    return cost(
-        tensor_s=sum(sm.tensor_s(s) for s in steps),
-        shared_s=sum(sm.shared_s(s) for s in steps),
-        lane_s=epilogue,
-        inputs_s=inputs,
-        step_s=max(compute, weights, fetched) + queue,
-        scattered=scattered_bytes(schedule, pipeline),
-        first_s=first_s(takes, layout.in_slots, device),
+    takes = takes_of(schedule, pipeline, before, passes, device, loading)
+    inputs_s, first_s = waits(takes, layout.in_slots, device)
+    pages_s = sum(sm.page_wait_s(s, layout, stage.in_flight) for s in steps) if streamed else 0.0
+    waited = (Amount("inputs", inputs_s), Amount("pages", pages_s), Amount("turns", sum(turns)))
+    parts = (
+        products,
+        Amount("epilogues", sum(sum(each) for each in passes)),
+        Counts("issue", tuple(map(sm.issue, steps))),
+        Counts("waits", waited),
     )
+    # One's epilogue runs beside the other's products, as far as the ring of weights lets one run ahead. By columns both
+    # work on one tile: nothing runs beside the epilogue.
+    ahead = 1.0 if not streamed else _ahead(steps, [p.seconds for p in products.parts], layout)
+    together = Counts("warpgroups", parts, partial(_warpgroups, None if split else ahead))
+    return StageCost(
+        step_of(
+            Counts("compute", (together, Amount("joining", joining_s(schedule, device)))),
+            sm.fetched(1.0 if split else code_apart(schedule, layout)),
+        ),
+        first_s,
+        scattered_bytes(schedule, pipeline),
+    )
+
+
+def _warpgroups(ahead: float | None, seconds: Sequence[float]) -> float:
+    """Of products of both warpgroups, epilogues of one, instructions of both, and waits; ``ahead``: the share of the
+    products during which one can be an epilogue ahead of the other, None where they go side by side."""
+    products, epilogues, issue, waited = seconds
+    together = products + max(epilogues, issue) + waited
+    if ahead is None:
+        return together
+    apart = overlapped(products / 2 + epilogues + waited, products, issue)
+    return ahead * apart + (1 - ahead) * together
 
 
 def tensor_s(phase: Phase, device: Device) -> float:
@@ -161,31 +156,24 @@ def joining_s(schedule: Schedule, device: Device) -> float:
 
 @dataclass(frozen=True)
 class _Sm:
-    """Seconds of parts of a step on one SM. ``code``: instructions of the kernel's consumers."""
+    """Parts of a step on one SM. ``code``: instructions of the kernel's consumers."""
 
     device: Device
     dtype: str
     split: bool
     code: float
 
-    def tensor_s(self, step: StepCounts) -> float:
-        rate = self.device.tensor_flops[self.dtype] / self.device.sms
-        return step.flops / rate
-
-    def shared_s(self, step: StepCounts) -> float:
-        return step.shared_bytes / (self.device.shared_bytes_per_clock * self.device.clock_hz)
-
-    def product_s(self, step: StepCounts) -> float:
+    def product(self, step: StepCounts) -> Counts:
         """Of both warpgroups. Where the tensor cores idle half of the time, the clock does not fall."""
-        return max(self.tensor_s(step), self.shared_s(step)) / (self.device.burst if self.split else 1.0)
+        device = self.device
+        tensor = Amount("tensor", step.flops, device.tensor_flops[self.dtype] / device.sms)
+        shared = Amount("shared memory", step.shared_bytes, device.shared_bytes_per_clock * device.clock_hz)
+        return Counts("product", (tensor, shared), partial(_longest, device.burst if self.split else 1.0))
 
-    def issue_s(self, step: StepCounts) -> float:
+    def issue(self, step: StepCounts) -> Counts:
         """Of both warpgroups' epilogues, if nothing ever waited: arithmetic and special functions side by side."""
-        return 2 * max(step.instructions * self._lanes_s, step.special * self._special_s)
-
-    def epilogue_s(self, step: StepCounts) -> float:
-        """Of one warpgroup alone."""
-        return sum(map(self._pass_s, step.passes))
+        lanes = Amount("lanes", step.instructions * self._lanes_s)
+        return Counts("issue", (lanes, Amount("special functions", step.special * self._special_s)), max, 2)
 
     def turns_s(self, step: StepCounts) -> float:
         """From a product to its epilogue and to the next one, and barriers between passes."""
@@ -194,10 +182,6 @@ class _Sm:
             self.device.turnaround_s * (step.turns + 1) / 2 if step.flops else 0.0
         ) + barriers * self.device.barrier_cycles / self.device.clock_hz
 
-    def passes_s(self, step: StepCounts) -> list[float]:
-        """Of one warpgroup's passes."""
-        return [self._pass_s(p) for p in step.passes]
-
     def page_wait_s(self, step: StepCounts, layout: Layout, in_flight: int) -> float:
         """The first pages of a product came while the epilogue before it ran; others are asked for as pages come free.
 
@@ -205,19 +189,19 @@ class _Sm:
         """
         if not step.pages or step.turns > 1:  # a loop's pages come while its epilogues run
             return 0.0
-        each = self.product_s(step) / step.pages
+        each = self.product(step).seconds / step.pages
         load = self.device.page_s + layout.page_bytes * layout.page_rings / self.device.sm_bytes_per_s
         period = (load + each) / layout.pages if in_flight == 1 else load / (layout.pages - 1)
         return max(0, step.pages - layout.pages) * max(0.0, period - each)
 
-    def fetch_s(self, apart: float) -> float:
-        """Until the L2 has given a step's code to an SM whose cache it does not fit; to both warpgroups, where one is
-        so many instructions ``apart`` from the other that it has none of what that one had."""
-        if self.code <= self.device.code_held:
-            return 0.0
-        return self.code * INSTRUCTION_BYTES * (1 + (apart > self.device.code_held)) / self.device.code_bytes_per_s
+    def fetched(self, apart: float) -> Amount:
+        """A step's code that the L2 gives an SM whose cache it does not fit; to both warpgroups, where one is so many
+        instructions ``apart`` from the other that it has none of what that one had."""
+        times = 0 if self.code <= self.device.code_held else 1 + (apart > self.device.code_held)
+        return Amount("code", self.code * INSTRUCTION_BYTES * times, self.device.code_bytes_per_s)
 
-    def _pass_s(self, done: EpilogueCounts) -> float:
+    def pass_s(self, done: EpilogueCounts) -> float:
+        """Of one warpgroup alone."""
         doublings = log2(max(1.0, self.code / self.device.code_cache))
         cycles = self.device.issue_cycles * (1 + self.device.cold_code * doublings)
         each = max(self._lanes_s, cycles / self.device.clock_hz)
@@ -231,6 +215,10 @@ class _Sm:
     @property
     def _special_s(self) -> float:
         return WARPGROUP / (self.device.sfu_ops_per_s / self.device.sms)
+
+
+def _longest(faster: float, seconds: Sequence[float]) -> float:
+    return max(seconds) / faster
 
 
 def _ahead(steps: Sequence[StepCounts], products: Sequence[float], layout: Layout) -> float:

@@ -296,7 +296,7 @@ def _load(
         tables.load_ops.append((index, start, q, 0, 0, 0, 0, again, 0))
         return
     tensor = pipeline.tensor(stream.tensor)
-    valid = max(0, min(columns, stream.features - column))
+    valid = stream.valid(column)
     if stream.tap is not None:
         _tap(tables, schedule, stream, stream.tap, column, pipeline, again, dtype)
         return
@@ -307,9 +307,7 @@ def _load(
         form = int(dtype == "tf32")
         tables.load_ops.append((GATHERED, start * element, names, table, entry, valid * element, 0, again, form))
         return
-    at_end = stream.start + stream.features == tensor.features
-    on_16_bytes = tensor.features * element % 16 == 0 and stream.start * element % 16 == 0
-    if on_16_bytes and (at_end or valid == columns):
+    if stream.in_bulk(column, tensor.features):
         index = tables.map(MapSpec("input", stream.tensor, dtype, tensor.features, TILE_ROWS))
         tables.load_ops.append((index, start, -1, 0, 0, 0, 0, again, 0))
     else:
@@ -337,9 +335,8 @@ def _tap(
     out, size = (tap.height, tap.width, tap.stride_y, tap.stride_x), (height, width, channels, channels * element)
     spec = WindowSpec(stream.tensor, dtype, *out, *size, *begin, corners(tap, begin, (height, width)))
     window, at = tables.window(spec), stream.start + column
-    valid = max(0, min(columns_of(stream.dtype), stream.features - column))
-    # A bulk copy brings whole chunks: what follows a slice would come with it.
-    if tap.bulk and (valid == columns_of(stream.dtype) or stream.start + stream.features == tensor.features):
+    valid = stream.valid(column)
+    if tap.bulk and stream.in_bulk(column, tensor.features):
         index = tables.map(MapSpec("window", str(window), dtype, tensor.features, TILE_ROWS))
         offsets = (tap.y - begin[0], index, tap.x - begin[1])
         tables.load_ops.append((TAPPED_IN_BULK, at, *offsets, 0, window, again, 0))

@@ -33,6 +33,6 @@ def _solve(launch: Pipeline, device: Device) -> dict[str, int]:
         raise VerifyError(
             f"launch {launch.name!r} has {n} stages > {device.sms} SMs of {device.name}", "put more layers into a stage"
         )
-    costs = {s.name: stage_cost(s, launch, device) for s in launch.stages}
-    loads = [Load(name, Engine.TENSOR, c.step_s / c.tiles_per_step, device.sms) for name, c in costs.items()]
+    each = {s.name: stage_cost(s, launch, device).step_s / s.tiles_per_step for s in launch.stages}
+    loads = [Load(name, Engine.TENSOR, tile_s, device.sms) for name, tile_s in each.items()]
     return solve(loads, device.sms).ctas

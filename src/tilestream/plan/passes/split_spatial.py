@@ -97,5 +97,5 @@ def _look(parts: Body, device: Device, piece: tuple[int, int]) -> _Look:
         return _Look(False, False, 0.0, 0.0)
     stage = alone.stages[0].with_(placement=placement, residency=Residency.RESIDENT)
     cost = stage_cost(stage, alone, device)
-    step_s, work_s = (each / cost.tiles_per_step for each in (cost.step_s, cost.step_s - cost.inputs_s))
-    return _Look(True, resident, step_s, work_s)
+    without = cost.step_s - cost.step["inputs"].seconds
+    return _Look(True, resident, cost.step_s / stage.tiles_per_step, without / stage.tiles_per_step)
