@@ -1,13 +1,18 @@
-"""Files that users ask for: whole or not at all."""
+"""Files that are there whole or not at all: those that users ask for, and those of the caches."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import tempfile
 from pathlib import Path
 
 from tilestream.errors import OptionError
+
+log = logging.getLogger(__name__)
+
+_full: set[tuple[str, Path]] = set()  # what is kept in which folder that could not be written: said once a process
 
 
 def write(path: Path, content: str | bytes) -> Path:
@@ -32,7 +37,32 @@ def write(path: Path, content: str | bytes) -> Path:
     return path
 
 
-def _replace(path: Path, data: bytes) -> None:
+def keep(path: Path, data: bytes, what: str) -> bool:
+    """Write a file of a cache, in a folder of its kind; that the cache's folder cannot be written is said once.
+
+    Args:
+        what: begins the warning, ``plans are not kept:``.
+
+    Returns:
+        Whether it was written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _replace(path, data, own=True)
+    except OSError as error:
+        folder = path.parents[1]
+        if (what, folder) not in _full:
+            _full.add((what, folder))
+            log.warning(
+                "%s %s cannot be written (%s). Remedy: set TILESTREAM_CACHE_DIR or the option cache_dir "
+                "to a folder with room, or cache=False", what, folder, error,
+            )  # fmt: skip
+        return False
+    return True
+
+
+def _replace(path: Path, data: bytes, own: bool = False) -> None:
+    """``own``: for this user alone, whatever the process's mask, which one thread cannot read without others' files."""
     try:
         handle, fresh = tempfile.mkstemp(prefix=f".{path.name[:100]}.", dir=path.parent)
     except PermissionError:
@@ -43,7 +73,8 @@ def _replace(path: Path, data: bytes) -> None:
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
-        Path(fresh).chmod(path.stat().st_mode & 0o7777 if path.exists() else 0o666 & ~_umask())
+        if not own:
+            Path(fresh).chmod(path.stat().st_mode & 0o7777 if path.exists() else 0o666 & ~_umask())
         Path(fresh).replace(path)
     except BaseException:
         with contextlib.suppress(OSError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import importlib
 import logging
 import os
 from collections.abc import Iterator
@@ -147,7 +148,7 @@ def test_full_disks_and_read_only_folders(
 ):
     """The kernel is there all the same; it is said once; nothing half-written stays."""
     module, name = where.split(".")
-    monkeypatch.setattr(getattr(cache, module), name, refused(number))
+    monkeypatch.setattr(importlib.import_module(module), name, refused(number))
     with caplog.at_level(logging.WARNING):
         assert new_process() == report and new_process() == report
     assert len(nvrtc) == 2

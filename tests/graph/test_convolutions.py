@@ -8,6 +8,7 @@ import shutil
 from dataclasses import replace
 
 import pytest
+import sass
 import torch
 from bottlenecks import Bottleneck, images, small_resnet
 from convolutions import TAILS, by_torch, chain, tensors
@@ -15,7 +16,6 @@ from places import DOCS
 from torch import nn
 
 from tilestream import cuda, reference
-from tilestream.cuda import sass
 from tilestream.cuda.host.build import run_on_host
 from tilestream.devices import get
 from tilestream.errors import InputError, VerifyError

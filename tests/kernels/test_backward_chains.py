@@ -7,12 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import sass
 import torch
 from backward_chains import chain, checked_code, data, widths
 from host_chains import check, run
 
 from tilestream import reference
-from tilestream.cuda import sass
 from tilestream.cuda.host.build import HostRace, HostTrap, Mutation
 from tilestream.devices import get
 from tilestream.errors import QueueTimeout, VerifyError

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import sass
 import torch
 from host_runs import check
 from programs import chain, edge_block
@@ -15,7 +16,7 @@ from torch import nn
 from wide_programs import Points, held, mlp, points, residual
 
 from tilestream import reference
-from tilestream.cuda import compile_only, sass
+from tilestream.cuda import compile_only
 from tilestream.devices import get
 from tilestream.errors import VerifyError
 from tilestream.graph import selection

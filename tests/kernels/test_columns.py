@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import sass
 import torch
 from host_runs import check
 from programs import Program, chain
@@ -14,7 +15,7 @@ from random_pipelines import tensors_for
 from torch import nn
 
 from tilestream import reference
-from tilestream.cuda import compile_only, sass
+from tilestream.cuda import compile_only
 from tilestream.devices import get
 from tilestream.errors import VerifyError
 from tilestream.graph import selection

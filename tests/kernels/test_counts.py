@@ -7,10 +7,10 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
+import sass
 from programs import Program, chain, edge_block, nerf, slopes
 
 from tilestream import cuda, devices
-from tilestream.cuda import sass
 from tilestream.cuda.compile import compile_source, compiler_version
 from tilestream.ir.pipeline import Pipeline, Residency, Shard
 from tilestream.kernels.costs import overlapped

@@ -10,13 +10,13 @@ import pytest
 import torch
 from attention_cases import BF16, F16, case, judged
 from eager_regions import trace
+from few_queries_on_host import attention_on_host
 from shared_keys import attended, operands
 
 from tilestream.cuda import few_queries as launched
 from tilestream.cuda.compile import compile_text
 from tilestream.cuda.few_queries import NAME, Kernel
 from tilestream.cuda.host.build import HostRace, HostRun, HostTrap, Mutation
-from tilestream.cuda.host.few_queries import attention_on_host
 from tilestream.graph.rewrites.shared_keys import share_keys
 from tilestream.graph.rewrites.table import rewrite
 from tilestream.options import Options

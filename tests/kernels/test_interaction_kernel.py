@@ -6,11 +6,11 @@ import shutil
 from types import SimpleNamespace
 
 import pytest
+import sass
 import torch
 from interactions import F16, Case
 
 from tilestream.cuda import interaction as launched
-from tilestream.cuda import sass
 from tilestream.cuda.compile import compile_text
 from tilestream.cuda.host.build import HostRace, HostRun, HostTrap, Mutation
 from tilestream.cuda.host.lanes import backward_on_host, forward_on_host

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 
 import pytest
+import sass
 from programs import chain, edge_block, elementwise, nerf
 from samples import spatial
 
-from tilestream.cuda import sass
 from tilestream.cuda.cache import compiled
 from tilestream.cuda.compile import KernelReport
 from tilestream.devices import get

@@ -6,13 +6,13 @@ import shutil
 
 import pytest
 import torch
+from pad_on_host import padded_on_host
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 
 from tilestream.cuda.compile import compile_text
 from tilestream.cuda.host.build import HostRace, HostRun, HostTrap, Mutation
-from tilestream.cuda.host.pad import padded_on_host
 from tilestream.cuda.pad import NAME, WARPS, text
 from tilestream.graph.rewrites.operators import PADDED
 

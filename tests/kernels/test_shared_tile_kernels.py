@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import sass
 import torch
 from places import GOLDEN
 from shared_tiles import Ffn
 
 from tilestream import cuda
-from tilestream.cuda import sass
 from tilestream.cuda.diagnose import Record
 from tilestream.errors import QueueTimeout
 from tilestream.ir.pipeline import Pipeline

@@ -11,6 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 
 import pytest
+import sass
 import torch
 from programs import chain, edge_block
 from random_pipelines import random_pipeline, tensors_for
@@ -19,7 +20,7 @@ from samples import bulk, spatial
 from stamped import check_complete, check_order
 
 from tilestream import devices
-from tilestream.cuda import sass, stamps
+from tilestream.cuda import stamps
 from tilestream.cuda.compile import compile_source
 from tilestream.cuda.host.build import HostRun, run_on_host, stamped_on_host
 from tilestream.cuda.recording import CONSUMERS, DETAIL, WAIT, Recording, of_logs

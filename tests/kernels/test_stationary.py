@@ -8,11 +8,11 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import sass
 import torch
 from stationary import Layer, data, exact, gradients
 
 from tilestream import cuda, reference
-from tilestream.cuda import sass
 from tilestream.cuda.compile import compile_source
 from tilestream.cuda.host.build import HostRace, HostRun, HostTrap, Mutation, run_on_host
 from tilestream.devices import get

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import sass
 import torch
 from places import GOLDEN
 from shared_tiles import Ffn
@@ -12,7 +13,6 @@ from torch import nn
 
 from tilestream import cuda, devices, reference
 from tilestream.apps.layers import Layer
-from tilestream.cuda import sass
 from tilestream.errors import VerifyError
 from tilestream.graph.capture import capture
 from tilestream.graph.selection import partition

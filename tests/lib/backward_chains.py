@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
+import sass
 import torch
 
 from tilestream import cuda
-from tilestream.cuda import sass
 from tilestream.cuda.compile import compile_source
 from tilestream.ir.axes import Level, Loop, Spread
 from tilestream.ir.dtypes import TORCH_DTYPES

@@ -18,7 +18,7 @@ from programs import chain, edge_block
 from tilestream import devices
 from tilestream.errors import PlanError
 from tilestream.options import Options
-from tilestream.plan import cache, chooser, planner
+from tilestream.plan import chooser, planner
 from tilestream.plan.cache import PlanCache, plan_from_json, plan_to_json, seal, sealed
 from tilestream.plan.chooser import NotTimedNow
 from tilestream.plan.planner import bucket, plan, question
@@ -167,7 +167,7 @@ def test_a_full_disk_leaves_no_file_behind(tmp_path, monkeypatch, caplog):
     def full(*_args):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(cache.os, "replace", full)
+    monkeypatch.setattr(os, "replace", full)
     with caplog.at_level(logging.WARNING):
         cached_plan(chain(2), 1000, H200, Options(cache_dir=tmp_path))
     assert "No space left" in caplog.text

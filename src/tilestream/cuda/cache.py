@@ -7,7 +7,6 @@ import hashlib
 import json
 import logging
 import os
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -18,22 +17,22 @@ from pathlib import Path
 from tilestream.cuda.building import Building
 from tilestream.cuda.compile import KernelReport, Source, compiler_package
 from tilestream.cuda.workers import NOW
+from tilestream.files import keep
 from tilestream.kernels.parts.headers import headers_digest
 from tilestream.options import default_cache_folder
 
 log = logging.getLogger(__name__)
 _memory: dict[str, Future[KernelReport]] = {}
 _building: dict[str, Building] = {}
-_announced: set[str] = set()
 
 
 _asked: ContextVar[tuple[Path | None] | None] = ContextVar("kernel cache folder", default=None)
 
 
 def forget() -> None:
-    """Know of no kernel, and have said nothing, as a new process. Those that threads of this process compile are
+    """Know of no kernel, as a new process. Those that threads of this process compile are
     compiled again by whoever asks for them."""
-    for known in (_memory, _building, _announced):
+    for known in (_memory, _building):
         known.clear()
 
 
@@ -152,33 +151,7 @@ def _write(key: str, report: KernelReport) -> KernelReport:
         return report
     data = {k: getattr(report, k) for k in ("name", "registers", "spills", "stack", "shared_bytes", "seconds", "log")}
     data["digest"] = hashlib.sha256(report.cubin).hexdigest()
-    try:
-        where.mkdir(parents=True, exist_ok=True)
-        _replace(where / f"{key}.cubin", report.cubin)
-        _replace(where / f"{key}.json", json.dumps(data).encode())
-    except OSError as e:
-        _announce(
-            str(where),
-            f"kernels are not kept: {where} cannot be written ({e}). Remedy: set TILESTREAM_CACHE_DIR or the option "
-            "cache_dir to a folder with room, or cache=False",
-        )
+    said = "kernels are not kept:"
+    if keep(where / f"{key}.cubin", report.cubin, said):
+        keep(where / f"{key}.json", json.dumps(data).encode(), said)
     return report
-
-
-def _announce(about: str, message: str) -> None:
-    """Once a process for each folder."""
-    if about not in _announced:
-        _announced.add(about)
-        log.warning("%s", message)
-
-
-def _replace(path: Path, data: bytes) -> None:
-    """Atomic: another process sees the whole file or none."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name)
-    try:
-        with os.fdopen(handle, "wb") as f:
-            f.write(data)
-        os.replace(name, path)
-    except OSError:
-        Path(name).unlink(missing_ok=True)
-        raise

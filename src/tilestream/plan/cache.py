@@ -8,19 +8,16 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
-import tempfile
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from tilestream.errors import CacheError
+from tilestream.files import keep
 from tilestream.ir.serialise import pipeline_from_json, pipeline_to_json
 from tilestream.plan.candidates import Candidate, Plan
 
 log = logging.getLogger(__name__)
-
-_announced: set[str] = set()  # folders that could not be written, said once a process
 
 
 def versions() -> dict[str, str]:
@@ -93,30 +90,8 @@ def load_sealed(path: Path) -> Any:
 
 
 def store_sealed(path: Path, data: dict[str, Any]) -> None:
-    """Write ``data`` with its digest: a temporary file, then a rename. A cache that cannot be written is said once.
-
-    ``path`` lies in a folder of its kind, in the cache's.
-    """
-    text = json.dumps(seal(data))
-    temporary = ""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
-        with os.fdopen(handle, "w") as file:
-            file.write(text)
-        os.replace(temporary, path)
-    except OSError as error:
-        if temporary:
-            Path(temporary).unlink(missing_ok=True)
-        folder = str(path.parents[1])
-        if folder not in _announced:
-            _announced.add(folder)
-            log.warning(
-                "plans are not kept: %s cannot be written (%s). Remedy: set TILESTREAM_CACHE_DIR or the option "
-                "cache_dir to a folder with room, or cache=False",
-                folder,
-                error,
-            )
+    """Write ``data`` with its digest, as ``files.keep`` does; ``path`` lies in a folder of its kind, in the cache's."""
+    keep(path, json.dumps(seal(data)).encode(), "plans are not kept:")
 
 
 def seal(data: dict[str, Any]) -> dict[str, Any]:
