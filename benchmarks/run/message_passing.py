@@ -24,7 +24,7 @@ from torch import Tensor
 from tilestream.apps.dlrm import CRITEO_ROWS
 from tilestream.plan.scatter_cost import BYTES_PER_US
 from tilestream.run import timing
-from tilestream.run.device_ops import segment_sum, segments
+from tilestream.run.device_ops import segment_reduce, segments
 
 ARMS = ("eager", "inductor", "sorted", "sort")
 DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
@@ -91,13 +91,13 @@ def measure(name: str, dtype: torch.dtype, wanted: Sequence[str]) -> dict[str, A
         order, starts, busy = segments(index, case.nodes)
         return numbers[order], starts, busy
 
-    rows, *starts = ordered()
+    rows, starts, busy = ordered()
     inductor = torch.compile(atomics)
     added = base if case.based else None
     arms: dict[str, Callable[[], object]] = {
         "eager": lambda: atomics(base),
         "inductor": lambda: inductor(base),
-        "sorted": lambda: segment_sum(added, matrix, rows, *starts),
+        "sorted": lambda: segment_reduce(added, matrix, rows, starts, busy),
         "sort": ordered,
     }
     arms = {arm: arms[arm] for arm in wanted}
@@ -109,7 +109,7 @@ def measure(name: str, dtype: torch.dtype, wanted: Sequence[str]) -> dict[str, A
         for arm, call in arms.items()
         if arm != "sort"
     }
-    once, again = (segment_sum(added, matrix, rows, *starts) for _ in range(2))
+    once, again = (segment_reduce(added, matrix, rows, starts, busy) for _ in range(2))
     assert torch.equal(once, again)
     us = dict(zip(arms, timing.timed_side_by_side(list(arms.values())), strict=True))
     moved = (case.parts * case.edges + (2 if case.based else 1) * case.nodes) * case.features * base.element_size()

@@ -49,7 +49,7 @@ from tilestream.ir.pipeline import Pipeline, Role
 from tilestream.kernels.product.sharing import Middle
 from tilestream.plan.passes import tile_block
 from tilestream.plan.passes.share_tile import Split, share_tile
-from tilestream.run.device_ops import segment_sum, segments
+from tilestream.run.device_ops import segment_reduce, segments
 
 ROWS = 300
 Made = tuple[Pipeline, Callable[[], Mapping[str, Tensor]], int]
@@ -127,8 +127,8 @@ def sums() -> None:
     for edges, nodes, features, dtype in ((0, 7, 64, torch.bfloat16), (900, 70, 128, torch.float32), (999, 5, 72, F16)):
         rows, index = torch.randn(edges, features, device="cuda"), torch.randint(nodes, (edges,), device="cuda")
         order, *starts = segments(index, nodes)
-        segment_sum(None, rows.to(dtype), order, *starts)
-        segment_sum(torch.randn(nodes, features, device="cuda").to(dtype), rows.to(dtype), order // 2, *starts)
+        segment_reduce(None, rows.to(dtype), order, *starts)
+        segment_reduce(torch.randn(nodes, features, device="cuda").to(dtype), rows.to(dtype), order // 2, *starts)
 
 
 def interactions() -> None:

@@ -28,7 +28,7 @@ def test_compiles_without_spills(name: str) -> None:
 
 
 def sums(index: Tensor, rows: Tensor, base: Tensor | None, nodes: int) -> Tensor:
-    return segments.segment_sum(base, rows, *segments.segments(index, nodes))
+    return segments.segment_reduce(base, rows, *segments.segments(index, nodes))
 
 
 @pytest.mark.gpu
@@ -110,10 +110,10 @@ def test_rows_that_the_order_names_anyhow(edges: int, nodes: int, features: int,
     for rows in (3 * order + 2, order // 2):
         exact = torch.zeros(nodes, features, device="cuda", dtype=torch.float64)
         exact.index_add_(0, index[order], matrix[rows].double())
-        got = segments.segment_sum(None, matrix, rows, *starts)
+        got = segments.segment_reduce(None, matrix, rows, *starts)
         eps = torch.finfo(dtype).eps * (8 if dtype is torch.float32 else 1)
         assert (got.double() - exact).norm() <= eps * exact.norm()
-        assert torch.equal(got, segments.segment_sum(None, matrix, rows, *starts))
+        assert torch.equal(got, segments.segment_reduce(None, matrix, rows, *starts))
         assert not got[exact.abs().sum(1) == 0].any()
 
 

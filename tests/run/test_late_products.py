@@ -8,7 +8,7 @@ from test_messages_training import Step, check, gradients, mesh
 from torch import Tensor, fx, nn
 
 from tilestream.graph.nodes import aten, packet
-from tilestream.graph.rewrites.operators import SEGMENT_SUM
+from tilestream.graph.rewrites.operators import SEGMENT_REDUCE
 from tilestream.plan import scatter_cost
 
 NODES, EDGES, WIDTH = 40, 150, 16
@@ -54,7 +54,7 @@ def test_products_behind_a_sum_have_a_row_for_each_node(ends: int, dynamic: bool
     step = Step(module, dynamic=dynamic)
     check(module, step, *given())
     (_, backward) = step.graphs
-    sums = backward.graph.find_nodes(op="call_function", target=SEGMENT_SUM)
+    sums = backward.graph.find_nodes(op="call_function", target=SEGMENT_REDUCE)
     assert [s.meta["val"].shape[1] for s in sums] == [WIDTH] * ends
     assert len({s.args[1] for s in sums}) == 1, "the same dY, in one order for each end"
     if not dynamic:

@@ -149,7 +149,6 @@ def test_a_sum_to_few_nodes_takes_what_was_measured() -> None:
     ("module", "inputs"),
     [
         (Sums(alpha=2.0), given(100)),
-        (Sums(), given(100, dtype=torch.float32)),  # no times of atomics
         (Sums(), given(100, dtype=torch.float64)),
         (Sums(), given(100, features=5000)),
     ],
@@ -195,7 +194,7 @@ def test_what_a_sum_is_added_to_becomes_its_base() -> None:
     inputs = given(700)
     graph = trace(add, inputs)
     assert sort_messages(graph) == 2
-    bases = [n.args[0] for n in graph.graph.find_nodes(op="call_function", target=segments.SEGMENT_SUM)]
+    bases = [n.args[0] for n in graph.graph.find_nodes(op="call_function", target=segments.SEGMENT_REDUCE)]
     assert [b is None for b in bases] == [True, False] or [b is None for b in bases] == [False, True]
     assert len(graph.graph.find_nodes(op="call_function", target=aten.add.Tensor)) == 1
     for got, wanted in zip(graph(*inputs), add(*inputs), strict=True):
@@ -222,7 +221,7 @@ def test_sums_of_rows_of_one_matrix_are_one(part: str, between: bool) -> None:
     graph = trace(add, inputs)
     assert sort_messages(graph) == 2
     one = part != "copied" and not between
-    assert sorts(graph) == len(graph.graph.find_nodes(op="call_function", target=segments.SEGMENT_SUM)) == 2 - one
+    assert sorts(graph) == len(graph.graph.find_nodes(op="call_function", target=segments.SEGMENT_REDUCE)) == 2 - one
     for got, wanted in zip(graph(*inputs), add(*inputs), strict=True):
         torch.testing.assert_close(got, wanted, rtol=0.02, atol=0.1)
 
@@ -251,7 +250,7 @@ def test_segments() -> None:
     order, starts, _ = segments.segments(torch.tensor([-1, 0, -5, 4]), 5)
     assert order.tolist() == [1, 2, 0, 3] and starts.tolist() == [0, 2, 2, 2, 2, 4]
     rows = torch.arange(24.0).view(6, 4).bfloat16()  # any rows of a matrix, each as often as the order names it
-    got = segments.segment_sum(
+    got = segments.segment_reduce(
         None, rows, torch.tensor([5, 5, 0]), torch.tensor([0, 2, 2, 3], dtype=torch.int32), torch.zeros(1)
     )
     assert torch.equal(got, torch.stack([2 * rows[5], 0 * rows[0], rows[0]]))

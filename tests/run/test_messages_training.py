@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from tilestream.apps.models import MODELS
 from tilestream.graph.capture import boxed, capture
-from tilestream.graph.rewrites.operators import SEGMENT_SUM, SEGMENTS
+from tilestream.graph.rewrites.operators import SEGMENT_REDUCE, SEGMENTS
 from tilestream.options import Options
 from tilestream.plan import scatter_cost
 from tilestream.run import oracle
@@ -66,7 +66,7 @@ class Step:
 
 def sorted_sums(graph: fx.GraphModule) -> tuple[int, int]:
     assert not any(getattr(n.target, "overloadpacket", None) in ADDS for n in graph.graph.nodes)
-    sorts, sums = (graph.graph.find_nodes(op="call_function", target=op) for op in (SEGMENTS, SEGMENT_SUM))
+    sorts, sums = (graph.graph.find_nodes(op="call_function", target=op) for op in (SEGMENTS, SEGMENT_REDUCE))
     return len(sorts), len(sums)
 
 
@@ -121,7 +121,7 @@ def test_gradients_of_tables_are_one_sum() -> None:
     check(module, step, *inputs)
     (_, backward) = step.graphs
     assert not backward.graph.find_nodes(op="call_function", target=aten.embedding_dense_backward.default)
-    ((total,), (_,)) = (backward.graph.find_nodes(op="call_function", target=op) for op in (SEGMENT_SUM, SEGMENTS))
+    ((total,), (_,)) = (backward.graph.find_nodes(op="call_function", target=op) for op in (SEGMENT_REDUCE, SEGMENTS))
     tables = sorted(len(t.weight) for t in module.modules() if isinstance(t, nn.Embedding))
     assert total.meta["val"].shape == (sum(tables), 128)
     assert sorted(len(user.meta["val"]) for user in total.users) == tables
@@ -133,7 +133,7 @@ def test_where_one_sort_for_all_tables_pays(batch: int, rows: int, sums: int, mo
     module, inputs = MODELS["dlrm"].make(training=True, batch=batch, max_rows=rows)
     backward = capture(module, inputs, training=True).graphs[1]
     sort_messages(backward)
-    assert len(backward.graph.find_nodes(op="call_function", target=SEGMENT_SUM)) == sums
+    assert len(backward.graph.find_nodes(op="call_function", target=SEGMENT_REDUCE)) == sums
 
 
 class Layers(nn.Module):

@@ -1,7 +1,8 @@
 """Sums of rows by an index: which nodes of a graph add rows to the rows that an index names, and which are one sum.
 
-``index_add``, ``scatter_add`` and ``index_put`` send messages to nodes. The gradient of rows that were gathered, as of
-``v[senders]``, is such a sum too; rows that were gathered twice have two of them, of columns of one matrix, added up.
+``index_add``, ``scatter_add``, ``scatter_reduce`` and ``index_put`` send messages to nodes. The gradient of rows that
+were gathered, as of ``v[senders]``, is such a sum too; rows that were gathered twice have two of them, of columns of
+one matrix, added up. Besides sums there are means, maxima, minima and products, by the same index.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import operator
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx
@@ -21,7 +22,11 @@ from tilestream.graph.sizes import same_shape, same_size, same_sizes, settled
 CONSTANTS = {aten.new_zeros, aten.new_ones, aten.zeros_like, aten.ones_like, aten.zeros, aten.ones}
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
-LANE_BYTES = 16
+HOW = {"sum": "sum", "mean": "mean", "amax": "max", "amin": "min", "prod": "mul"}
+"""What ``scatter_reduce`` and ``index_reduce`` call the ways to reduce, by the names of ``segment_reduce``."""
+
+OF_NOTHING = {"sum": 0.0, "mean": 0.0, "max": 0.0, "min": 0.0, "mul": 1.0}
+"""What nodes without rows have."""
 
 ALIASES = {
     *(aten.slice, aten.select, aten.view, aten.unsqueeze, aten.squeeze, aten.alias, aten.detach, aten.narrow),
@@ -36,10 +41,12 @@ class Part:
 
     Attributes:
         node: the operator.
-        base: what it adds to, [nodes, *]; None for zeros.
+        base: what it adds to, [nodes, *]; None for zeros, or whatever nodes without rows have.
         index: integers of any shape, edges in its order; below zero they count from the last node.
         rows: the messages, [*index's shape, *].
         matrix: what ``rows`` are part of, read as rows of ``features``; ``rows`` itself where that is none.
+        how: ``sum``, ``mean``, ``max``, ``min`` or ``mul``.
+        counts_base: whether ``base`` is one of those that a mean is of.
     """
 
     node: fx.Node
@@ -50,21 +57,29 @@ class Part:
     matrix: fx.Node
     every: int = 1
     first: int = 0
+    how: str = "sum"
+    counts_base: bool = True
+
+    @property
+    def whole(self) -> bool:
+        """Whether its rows are the matrix, one an edge."""
+        return self.matrix is self.rows and self.index.meta["val"].dim() == 1
 
 
 @dataclass(frozen=True)
 class Sum:
-    """``node`` is ``base`` (zeros where None) plus the rows of ``parts``, which are rows of one matrix."""
+    """``node`` is ``base`` (zeros where None) plus the rows of ``parts``, which are rows of one matrix.
+
+    What has another ``how`` than ``sum`` has one part.
+    """
 
     node: fx.Node
     base: fx.Node | None
     parts: tuple[Part, ...]
 
     @property
-    def padding(self) -> int:
-        """Features that a row lacks to be read by whole lanes, of ``LANE_BYTES`` each."""
-        size = self.node.meta["val"].element_size()
-        return -self.parts[0].features * size % LANE_BYTES // size
+    def how(self) -> str:
+        return self.parts[0].how
 
     @property
     def separate(self) -> list[Sum]:
@@ -96,7 +111,8 @@ def _taken(node: fx.Node, found: dict[fx.Node, Sum]) -> fx.Node | None:
     if made is None or any(s is None or s.dtype != made.dtype or not same_shape(s, made) for s in shapes):
         return None
     alone = [x for x in node.args if isinstance(x, fx.Node) and x in found and len(x.users) == 1]
-    return next((x for x in reversed(alone) if found[x].base is None and _other(node, x) is not x), None)
+    free = [x for x in alone if found[x].base is None and found[x].how == "sum"]
+    return next((x for x in reversed(free) if _other(node, x) is not x), None)
 
 
 def _other(node: fx.Node, operand: fx.Node) -> Any:
@@ -106,7 +122,7 @@ def _other(node: fx.Node, operand: fx.Node) -> Any:
 def _joined(found: dict[fx.Node, Sum], last: Sum) -> Sum:
     """``last`` with the parts of its base, where that is a sum of rows of the same matrix that nobody else reads."""
     base = last.base
-    if base is None or base not in found or len(base.users) > 1:
+    if base is None or base not in found or len(base.users) > 1 or {last.how, found[base].how} != {"sum"}:
         return last
     before = found[base]
     if before.parts[0].matrix is not last.parts[0].matrix or before.parts[0].features != last.parts[0].features:
@@ -117,11 +133,13 @@ def _joined(found: dict[fx.Node, Sum], last: Sum) -> Sum:
 
 def part_of(node: fx.Node) -> Part | None:
     """What ``node`` adds, if it is rows of floats to rows that an index names."""
-    base, index, rows = _operands(node)
-    made, names, given = (value(x) if isinstance(x, fx.Node) else None for x in (node, index, rows))
+    found = _operands(node)
+    if found is None:
+        return None
+    made, names, given = (value(x) if isinstance(x, fx.Node) else None for x in (node, found.index, found.rows))
     if made is None or names is None or given is None or names.dtype not in (torch.int64, torch.int32):
         return None
-    if made.dtype not in DTYPES or given.dtype != made.dtype or made.dim() < 2:
+    if made.dtype not in DTYPES or given.dtype != made.dtype or not made.dim():
         return None
     of_row = [settled(d) for d in made.shape[1:]]
     if not all(isinstance(d, int) for d in of_row):
@@ -129,34 +147,70 @@ def part_of(node: fx.Node) -> Part | None:
     if not same_sizes(given.shape, (*names.shape, *of_row)):
         return None
     features = prod(d for d in of_row if isinstance(d, int))
-    zeros = base is None or is_zeros(base)
-    plain = Part(node, None if zeros else base, index, rows, features, rows)
-    return None if features == 0 else _in_matrix(plain, names.dim())
+    free, base = _neutral(found)
+    if features == 0 or not free:
+        return None
+    plain = Part(node, base, found.index, found.rows, features, found.rows, how=found.how, counts_base=found.self)
+    return _in_matrix(plain, names.dim())
 
 
-def _operands(node: fx.Node) -> tuple[Any, Any, Any]:
-    """Base, index and rows of an operator that adds rows; Nones of another."""
-    none = None, None, None
+def _neutral(found: _Operands) -> tuple[bool, fx.Node | None]:
+    """Whether what nodes without rows get can be had, and the base that is to be counted; None for none.
+
+    Without the base's own value among the operands, nodes without rows keep it: then it must be what they have anyway.
+    """
+    constant = 0.0 if found.base is None else _constant(found.base)
+    if not found.self:
+        return constant == OF_NOTHING[found.how], None
+    adds_nothing = found.how in ("sum", "mul") and constant == OF_NOTHING[found.how]
+    return True, None if adds_nothing else found.base
+
+
+class _Operands(NamedTuple):
+    """``self``: whether the base's own value is reduced with the rows."""
+
+    base: Any
+    index: Any
+    rows: Any
+    how: str = "sum"
+    self: bool = True
+
+
+def _operands(node: fx.Node) -> _Operands | None:
+    """Base, index and rows of an operator that adds rows, or reduces them otherwise; None of another."""
     made = value(node)
     if made is None or node.op != "call_function":
-        return none
+        return None
     rows = (0, -made.dim())
     if node.target is aten.index_add.default and node.args[1] in rows and node.kwargs.get("alpha", 1) == 1:
-        return node.args[0], node.args[2], node.args[3]
+        return _Operands(node.args[0], node.args[2], node.args[3])
     if node.target is aten.scatter_add.default and node.args[1] in rows:
-        wide, given = (value(x) if isinstance(x, fx.Node) else None for x in node.args[2:4])
-        alike = wide is not None and given is not None and same_shape(wide, given)
-        return (node.args[0], _repeated(node.args[2]), node.args[3]) if alike else none
+        return _scattered(node)
+    if node.target is aten.scatter_reduce.two and node.args[1] in rows:
+        return _scattered(node, HOW[str(node.args[4])], bool(argument(node, 5, "include_self", True)))
+    if node.target is aten.index_reduce.default and node.args[1] in rows:
+        own = bool(argument(node, 5, "include_self", True))
+        return _Operands(node.args[0], node.args[2], node.args[3], HOW[str(node.args[4])], own)
     if node.target is aten.index_put.default and argument(node, 3, "accumulate", False) is True:
         names: Any = node.args[1]
-        return (node.args[0], names[0], node.args[2]) if len(names) == 1 else none
+        return _Operands(node.args[0], names[0], node.args[2]) if len(names) == 1 else None
     if node.target is aten.embedding_dense_backward.default and node.args[3] == -1 and node.args[4] is False:
-        return None, node.args[1], node.args[0]
-    return none
+        return _Operands(None, node.args[1], node.args[0])
+    return None
 
 
-def _repeated(wide: Any) -> fx.Node | None:
+def _scattered(node: fx.Node, how: str = "sum", own: bool = True) -> _Operands | None:
+    """Of an operator that names a place for each element: where all elements of a row have one place."""
+    wide, given = (value(x) if isinstance(x, fx.Node) else None for x in node.args[2:4])
+    alike = wide is not None and given is not None and same_shape(wide, given)
+    return _Operands(node.args[0], repeated(node.args[2]), node.args[3], how, own) if alike else None
+
+
+def repeated(wide: Any) -> fx.Node | None:
     """The index [edges] of which ``wide`` [edges, *] is a copy an element, as graph libraries expand it."""
+    fake = value(wide) if isinstance(wide, fx.Node) else None
+    if fake is not None and fake.dim() == 1:
+        return wide
     if not isinstance(wide, fx.Node) or wide.target is not aten.expand.default:
         return None
     column: Any = wide.args[0]
@@ -207,10 +261,19 @@ def _packed_strides(shape: Any) -> list[Any]:
     return strides[: len(shape)]
 
 
-def is_zeros(node: fx.Node) -> bool:
+def _constant(node: fx.Node) -> float | None:
+    """The number that all elements of a node are, where it is made so."""
     if node.target in (aten.zeros_like.default, aten.zeros.default, aten.new_zeros.default):
-        return True
-    return node.target in (aten.full.default, aten.full_like.default) and bool(node.args[1] == 0)
+        return 0.0
+    if node.target in (aten.ones_like.default, aten.ones.default, aten.new_ones.default):
+        return 1.0
+    filled = {aten.full: 1, aten.full_like: 1, aten.new_full: 2}.get(packet(node))
+    given = None if filled is None else node.args[filled]
+    return float(given) if isinstance(given, int | float) else None
+
+
+def is_zeros(node: fx.Node) -> bool:
+    return _constant(node) == 0.0
 
 
 def first_alike(graph: fx.Graph, floats: bool = False) -> dict[fx.Node, fx.Node]:

@@ -78,7 +78,7 @@ def _paying(found: Sequence[Sum], same: Mapping[fx.Node, fx.Node]) -> tuple[list
 def _pays(sorted_together: Sequence[Sum], launches: Sequence[Sequence[Sum]]) -> bool:
     """Whether sums in sorted order take less than atomics do, their one sort counted.
 
-    torch's own deterministic sums sort for each of them. There are no times of fp32 atomics.
+    torch's own deterministic sums sort for each of them.
 
     Args:
         sorted_together: whose rows are sorted; other sums along the same indices need no sort of their own.
@@ -86,8 +86,6 @@ def _pays(sorted_together: Sequence[Sum], launches: Sequence[Sequence[Sum]]) -> 
     """
     if torch.are_deterministic_algorithms_enabled():
         return True
-    if sorted_together[0].node.meta["val"].element_size() != 2:
-        return False
     sort = scatter_cost.sort_us(sum(scatter_cost.edges(p) for s in sorted_together for p in s.parts))
     gains = (sum(map(scatter_cost.atomics_us, one)) - scatter_cost.sum_us(one) for one in launches)
     return sum(gains) > sort

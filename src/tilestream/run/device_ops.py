@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from math import prod
+
 import torch
 from torch import Tensor, fx
+from torch.nn import functional
 
-from tilestream.graph.rewrites.operators import LIBRARY, SEGMENT_SUM, busy_words
+from tilestream.graph.rewrites import operators
+from tilestream.graph.rewrites.operators import LIBRARY, SEGMENT_REDUCE, busy_words
 
 
 def padded(matrices: list[Tensor], columns: int) -> list[Tensor]:
@@ -30,22 +34,34 @@ def segments(index: Tensor, nodes: int) -> tuple[Tensor, Tensor, Tensor]:
         return order.int(), starts(ordered, nodes, busy), busy
 
 
-def segment_sum(base: Tensor | None, rows: Tensor, order: Tensor, starts: Tensor, busy: Tensor) -> Tensor:
-    """The rows of each segment summed."""
-    from tilestream.cuda.segments import explained, sums
+def segment_reduce(
+    base: Tensor | None, rows: Tensor, order: Tensor, starts: Tensor, busy: Tensor, how: str = "sum"
+) -> Tensor:
+    """The rows of each segment reduced; sums by a kernel of ours."""
+    from tilestream.cuda.segments import LANE_BYTES, explained, sums
+
+    if how != "sum" or rows.dtype == torch.float64:
+        return operators.segment_reduce(base, rows, order, starts, busy, how)
+    shape, features = (len(starts) - 1, *rows.shape[1:]), prod(rows.shape[1:])
+    lacking = -features * rows.element_size() % LANE_BYTES // rows.element_size()
+
+    def flat(x: Tensor) -> Tensor:
+        x = x.reshape(x.shape[0], features)
+        return functional.pad(x, (0, lacking)) if lacking else x.contiguous()
 
     with explained(rows.device):
-        return sums(None if base is None else base.contiguous(), rows.contiguous(), order, starts, busy)
+        total = sums(None if base is None else flat(base), flat(rows), order, starts, busy)
+    return (total[:, :features].contiguous() if lacking else total).view(shape)
 
 
 def begin(graph: fx.Graph) -> None:
     """Begin to compile the kernels of a graph's sums, which otherwise begin when the graph is first called."""
-    summed = [node.args[1].meta["val"] for node in graph.find_nodes(op="call_function", target=SEGMENT_SUM)]
+    summed = [node.args[1].meta["val"] for node in graph.find_nodes(op="call_function", target=SEGMENT_REDUCE)]
     if dtypes := [rows.dtype for rows in summed if rows.is_cuda]:
         from tilestream.cuda.segments import begin as compile_ahead
 
         compile_ahead(dtypes)
 
 
-for _kernel in (padded, segments, segment_sum):
+for _kernel in (padded, segments, segment_reduce):
     LIBRARY.impl(_kernel.__name__, _kernel, "CUDA")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import Any
 
 import torch
@@ -14,13 +15,13 @@ LIBRARY = torch.library.Library("tilestream", "FRAGMENT")
 for _schema in (
     "padded(Tensor[] matrices, SymInt columns) -> Tensor[]",
     "segments(Tensor index, SymInt nodes) -> (Tensor, Tensor, Tensor)",
-    "segment_sum(Tensor? base, Tensor rows, Tensor order, Tensor starts, Tensor busy) -> Tensor",
+    'segment_reduce(Tensor? base, Tensor rows, Tensor order, Tensor starts, Tensor busy, str how="sum") -> Tensor',
 ):
     LIBRARY.define(_schema, tags=(torch.Tag.needs_exact_strides,))
 
 PADDED = torch.ops.tilestream.padded.default
 SEGMENTS = torch.ops.tilestream.segments.default
-SEGMENT_SUM = torch.ops.tilestream.segment_sum.default
+SEGMENT_REDUCE = torch.ops.tilestream.segment_reduce.default
 
 LONG = 64
 """Of the rows that are summed at one node: more are summed by whole CTAs."""
@@ -54,16 +55,35 @@ def segments(index: Tensor, nodes: int) -> tuple[Tensor, Tensor, Tensor]:
     return order.int(), torch.searchsorted(ordered, torch.arange(nodes + 1), out_int32=True), busy
 
 
-def segment_sum(base: Tensor | None, rows: Tensor, order: Tensor, starts: Tensor, busy: Tensor) -> Tensor:
-    """``base`` (or zeros) plus the rows of each segment, added in fp32 in the order of ``order``: [nodes, features].
+_REDUCES = {"max": ("amax", torch.maximum, -inf), "min": ("amin", torch.minimum, inf), "mul": ("prod", torch.mul, 1.0)}
+
+
+def segment_reduce(
+    base: Tensor | None, rows: Tensor, order: Tensor, starts: Tensor, busy: Tensor, how: str = "sum"
+) -> Tensor:
+    """The rows of each segment reduced with ``base``, in fp32 and in the order of ``order``: [nodes, *].
+
+    Without ``base`` a segment of no rows has 0, of products 1.
 
     Args:
-        rows: [any, features]; ``order`` names those that count, each any number of times.
+        base: [nodes, *], or None.
+        rows: [any, *]; ``order`` names those that count, each any number of times.
         order, starts, busy: of ``segments``, or rows in the places of the edges in ``order``.
+        how: ``sum``, ``max``, ``min`` or ``mul``.
     """
-    nodes = torch.arange(len(starts) - 1).repeat_interleave(starts.diff())
-    total = torch.zeros(len(starts) - 1, rows.shape[1]).index_add(0, nodes, rows[order].float())
-    return (total if base is None else total + base).to(rows.dtype)
+    counts, shape = starts.diff(), (len(starts) - 1, *rows.shape[1:])
+    nodes = torch.arange(len(counts), device=rows.device).repeat_interleave(counts)
+    picked = rows[order] if rows.dtype == torch.float64 else rows[order].float()
+    if how == "sum":
+        total = picked.new_zeros(shape).index_add(0, nodes, picked)
+        return (total if base is None else total + base).to(rows.dtype)
+    reduce, combine, of_nothing = _REDUCES[how]
+    places = nodes.view(-1, *[1] * (rows.dim() - 1)).expand_as(picked)
+    total = picked.new_full(shape, of_nothing).scatter_reduce(0, places, picked, reduce)
+    if base is not None:
+        return combine(total, base.to(total.dtype)).to(rows.dtype)
+    full = (counts > 0).view(-1, *[1] * (rows.dim() - 1))
+    return torch.where(full, total, float(how == "mul")).to(rows.dtype)
 
 
 def _padded_shapes(matrices: list[Tensor], columns: int) -> list[Tensor]:
@@ -76,10 +96,12 @@ def _segments_shapes(index: Tensor, nodes: Any) -> tuple[Tensor, Tensor, Tensor]
     return order, starts, busy
 
 
-def _sum_shape(base: Tensor | None, rows: Tensor, order: Tensor, starts: Tensor, busy: Tensor) -> Tensor:
-    return rows.new_empty((starts.shape[0] - 1, rows.shape[1]))
+def _reduced_shape(
+    base: Tensor | None, rows: Tensor, order: Tensor, starts: Tensor, busy: Tensor, how: str = "sum"
+) -> Tensor:
+    return rows.new_empty((starts.shape[0] - 1, *rows.shape[1:]))
 
 
-for _made, _shapes in ((padded, _padded_shapes), (segments, _segments_shapes), (segment_sum, _sum_shape)):
+for _made, _shapes in ((padded, _padded_shapes), (segments, _segments_shapes), (segment_reduce, _reduced_shape)):
     LIBRARY.impl(_made.__name__, _made, "CompositeExplicitAutograd")
     torch.library.register_fake(f"tilestream::{_made.__name__}", _shapes, lib=LIBRARY)

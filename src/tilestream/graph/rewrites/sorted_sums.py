@@ -11,13 +11,15 @@ from torch import fx
 
 from tilestream.graph.nodes import aten
 from tilestream.graph.rewrites.insert import call
-from tilestream.graph.rewrites.operators import SEGMENT_SUM, SEGMENTS
+from tilestream.graph.rewrites.operators import SEGMENT_REDUCE, SEGMENTS
 from tilestream.graph.rewrites.settings import Settings
 from tilestream.graph.sizes import same_sizes
 from tilestream.graph.sums import Part, Sum
 
 RECOMPUTED = ("recompute", "ac_graph_id")
 """What activation checkpointing writes at a node."""
+
+_END = 2**63 - 1
 
 JOINED = 8
 """So many tensors Inductor joins by one kernel, with what made them."""
@@ -120,18 +122,26 @@ class Sorted:
         return scaled if first == 0 else self._call(aten.add.Tensor, scaled, first)
 
     def _sum(self, s: Sum, order: fx.Node, starts: fx.Node, busy: fx.Node) -> fx.Node:
-        """[nodes, features]."""
-        features, lacking = s.parts[0].features, s.padding
-        given = [None if x is None else self._replaced.get(x, x) for x in (s.base, s.parts[0].matrix)]
-        operands = [None if x is None else self._flat(x, [-1, features]) for x in given]
-        if lacking:
-            pad = aten.constant_pad_nd.default
-            operands = [None if x is None else self._call(pad, x, [0, lacking]) for x in operands]
-        total = self._call(SEGMENT_SUM, *operands, order, starts, busy)
-        if not lacking:
-            return total
-        narrow = self._call(aten.slice.Tensor, total, 1, 0, features)
-        return self._call(aten.clone.default, narrow, memory_format=torch.contiguous_format)
+        """[nodes, *] where its rows are the matrix, else [nodes, features]."""
+        (part, *others) = s.parts
+        base, rows = (None if x is None else self._replaced.get(x, x) for x in (s.base, part.matrix))
+        if others or not part.whole:
+            base, rows = (None if x is None else self._flat(x, [-1, part.features]) for x in (base, rows))
+        how = "sum" if s.how == "mean" else s.how
+        total = self._call(SEGMENT_REDUCE, base, rows, order, starts, busy, how)
+        return self._mean(total, part, starts) if s.how == "mean" else total
+
+    def _mean(self, total: fx.Node, part: Part, starts: fx.Node) -> fx.Node:
+        """Of sums, by how many rows each node has; as torch rounds it, sums first."""
+        fake = total.meta["val"]
+        ends = self._call(aten.slice.Tensor, starts, 0, 1, _END)
+        count = self._call(aten.sub.Tensor, ends, self._call(aten.slice.Tensor, starts, 0, 0, -1))
+        if part.counts_base:
+            count = self._call(aten.add.Tensor, count, 1)
+        count = self._call(aten._to_copy.default, self._call(aten.clamp_min.default, count, 1), dtype=fake.dtype)
+        for _ in range(fake.dim() - 1):
+            count = self._call(aten.unsqueeze.default, count, -1)
+        return self._call(aten.div.Tensor, total, count)
 
     def _flat(self, x: fx.Node, shape: list[Any]) -> fx.Node:
         """``x`` in a shape whose first size is whatever is left."""

@@ -1,0 +1,109 @@
+"""Rows reduced by an index: sums, means, maxima, minima and products in sorted order."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from eager_regions import trace
+from rewritten import sort_messages
+from test_messages_training import Step, check
+from torch import Tensor, nn
+
+from tilestream.graph.rewrites.operators import SEGMENT_REDUCE, SEGMENTS, segment_reduce, segments
+from tilestream.plan import scatter_cost
+
+HOW = ["sum", "mean", "amax", "amin", "prod"]
+EDGES, NODES = 300, 40
+
+
+@pytest.fixture(autouse=True)
+def _cheap(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small sums pay, too."""
+    monkeypatch.setattr(scatter_cost, "ATOMIC_US", 1.0)
+    monkeypatch.setattr(scatter_cost, "FLOAT_US", 1.0)
+
+
+def given(shape: tuple[int, ...], dtype: torch.dtype, edges: int = EDGES) -> tuple[Tensor, Tensor, Tensor]:
+    """What is reduced with, rows, and an index that leaves out the last nodes."""
+    torch.manual_seed(0)
+    base, rows = torch.randn(NODES, *shape).to(dtype), torch.randn(edges, *shape).to(dtype)
+    return base, rows, torch.randint(NODES - 5, (edges,))
+
+
+def wide(index: Tensor, rows: Tensor) -> Tensor:
+    return index.view(-1, *[1] * (rows.dim() - 1)).expand_as(rows)
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(), (5,), (4, 8)], ids=str)
+@pytest.mark.parametrize("base", ["zeros", "ones", "own"])
+@pytest.mark.parametrize("include_self", [False, True])
+def test_scatter_reduce(how: str, dtype: torch.dtype, shape: tuple[int, ...], base: str, include_self: bool) -> None:
+    def reduce(v: Tensor, e: Tensor, to: Tensor) -> Tensor:
+        start = {"zeros": torch.zeros_like(v), "ones": torch.ones_like(v), "own": v}[base]
+        return start.scatter_reduce(0, wide(to, e), e, how, include_self=include_self)
+
+    inputs = given(shape, dtype)
+    graph = trace(reduce, inputs)
+    of_nothing = "ones" if how == "prod" else "zeros"
+    assert sort_messages(graph) == int(include_self or base == of_nothing)
+    (got,) = graph(*inputs)
+    exact = reduce(*(x.double() if x.is_floating_point() else x for x in inputs))
+    assert got.dtype == dtype
+    torch.testing.assert_close(got.double(), exact, rtol=2e-2 if dtype == torch.bfloat16 else 1e-5, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:index_reduce")
+@pytest.mark.parametrize("how", ["mean", "amax", "amin", "prod"])
+def test_index_reduce(how: str) -> None:
+    def reduce(v: Tensor, e: Tensor, to: Tensor) -> Tensor:
+        return v.index_reduce(0, to, e, how)
+
+    inputs = given((6,), torch.float32)
+    graph = trace(reduce, inputs)
+    assert sort_messages(graph) == 1
+    torch.testing.assert_close(graph(*inputs)[0], reduce(*inputs))
+
+
+@pytest.mark.parametrize("how", ["sum", "max", "min", "mul"])
+def test_nothing_and_nan(how: str) -> None:
+    """No edges; NaN goes to its node alone."""
+    base, rows, to = given((3,), torch.float32, edges=0)
+    parts = segments(to, NODES)
+    assert torch.equal(segment_reduce(base, rows, *parts, how), base)
+    assert torch.equal(segment_reduce(None, rows, *parts, how), torch.full_like(base, float(how == "mul")))
+    base, rows, to = given((3,), torch.float32)
+    rows[7, 1] = float("nan")
+    bad = segment_reduce(None, rows, *segments(to, NODES), how).isnan()
+    assert bad[to[7], 1] and bad.sum() == 1
+
+
+class Pooled(nn.Module):
+    """Two layers that reduce what their neighbours have by ``how``."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.first, self.last = how, nn.Linear(8, 16), nn.Linear(16, 4)
+
+    def forward(self, x: Tensor, source: Tensor, to: Tensor) -> Tensor:
+        for layer in (self.first, self.last):
+            e = layer(x)[source]
+            zeros = e.new_zeros(len(x), e.shape[1])
+            x = zeros.scatter_reduce(0, wide(to, e), e, self.how, include_self=False)
+        return x
+
+
+@pytest.mark.parametrize("how", ["sum", "mean", "amax", "amin"])
+def test_gradients(how: str) -> None:
+    """Those of maxima compare and count, which are sums too; one sort of receivers serves both graphs."""
+    torch.manual_seed(0)
+    source, to = torch.randint(NODES, (EDGES,)), torch.randint(NODES - 5, (EDGES,))
+    module = Pooled(how)
+    step = Step(module)
+    check(module, step, torch.randn(NODES, 8), source, to)
+    sorts = [len(g.graph.find_nodes(op="call_function", target=SEGMENTS)) for g in step.graphs]
+    sums = [len(g.graph.find_nodes(op="call_function", target=SEGMENT_REDUCE)) for g in step.graphs]
+    assert sum(sorts) == 2
+    # autograd counts the rows of a mean by a sum of ones
+    assert sums == {"sum": [2, 2], "mean": [4, 2]}.get(how, [2, 4])
