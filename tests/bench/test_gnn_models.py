@@ -1,0 +1,61 @@
+"""What the benchmark of graph networks makes by itself: graphs, triplets, masks, experts. Without PyTorch Geometric."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from benchmarks.lib import gnn_models, masked_models
+from benchmarks.run import gnn
+
+
+@pytest.mark.parametrize("kind", ["uniform", "power", "nearest"])
+def test_graphs_have_the_edges_asked_for(kind: str):
+    nodes, edges = 1000, 1000 * gnn_models.NEIGHBOURS
+    made = gnn_models.graph(kind, nodes, edges)
+    assert made.shape == (2, edges)
+    assert made.min() >= 0
+    assert made.max() < nodes
+    degrees = torch.bincount(made[1], minlength=nodes)
+    if kind == "nearest":
+        assert degrees.eq(gnn_models.NEIGHBOURS).all()
+    else:
+        assert (degrees.max() > 20 * degrees.float().mean()) == (kind == "power")
+
+
+def test_triplets_are_the_pairs_of_edges_that_meet():
+    *_, edges = gnn_models.molecules(2, 3.0)
+    i, j, k, kj, ji = gnn_models.triplets(edges, 2 * gnn_models.ATOMS)
+    found = set(zip(kj.tolist(), ji.tolist(), strict=True))
+    listed = edges.t().tolist()
+    wanted = {(a, b) for a, (k_, j_) in enumerate(listed) for b, (j2, i_) in enumerate(listed) if j_ == j2 and k_ != i_}
+    assert found == wanted
+    assert torch.equal(edges[0][ji], j)
+    assert torch.equal(edges[1][ji], i)
+    assert torch.equal(edges[0][kj], k)
+
+
+@pytest.mark.parametrize("name", masked_models.ATTENTION)
+def test_block_masks_keep_the_pairs_of_the_dense_ones(name: str):
+    module, _ = masked_models.ATTENTION[name].problem("cpu", tiny=True)
+    tokens = module.dense.shape[0]
+    blocks = module.mask.to_dense()[0, 0].bool()
+    size = tokens // blocks.shape[0]
+    assert torch.equal(blocks, F.max_pool2d(module.dense[None].float(), size)[0].bool())
+
+
+def test_experts_are_those_of_the_loop():
+    module, (x,) = masked_models.experts("cpu", tiny=True)
+    chosen, _ = module.chosen(x)
+    wide = copy.deepcopy(masked_models.Loop(module)).double()
+    exact = wide(x.double(), chosen)
+    assert (module(x).double() - exact).norm() < 0.02 * exact.norm()
+
+
+def test_the_fresh_models_come_first():
+    fresh = [gnn_models.MODELS[g.split("/")[0]].fresh for g in gnn.groups() if "/" in g]
+    assert fresh == sorted(fresh, reverse=True)
+    assert sum(m.fresh for m in gnn_models.MODELS.values()) >= 4
