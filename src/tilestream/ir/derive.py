@@ -4,11 +4,11 @@ exchanged, the nest of its loops, what is held whole. Nothing here knows a strat
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tilestream.ir.axes import Level, Spread, View, around
-from tilestream.ir.pipeline import Stage, Tile, TileOp
+from tilestream.ir.pipeline import DTYPE_BYTES, Stage, Tile, TileOp
 
 WRITES = ("store", "store_add")
 """Ops that write to memory: the last of their tensors."""
@@ -103,6 +103,12 @@ PARTIAL_BYTES = 4
 def collective(have: Placement, want: Placement) -> str:
     """What moves between the workers of a direction; empty if nothing does."""
     return "" if have == want else COLLECTIVES.get((type(have), type(want)), "")
+
+
+def element_bytes(tile: Tile, have: Iterable[Placement]) -> int:
+    """Of an element of ``tile`` on its way from workers that have it so; a part of a softmax goes with its weight."""
+    partial = [h.combine for h in have if isinstance(h, Partial)]
+    return PARTIAL_BYTES * (1 + ("softmax" in partial)) if partial else DTYPE_BYTES[tile.dtype]
 
 
 @dataclass(frozen=True)

@@ -9,17 +9,17 @@ from math import ceil, prod
 
 from tilestream.ir.axes import Level, Spread, View, along
 from tilestream.ir.derive import (
-    PARTIAL_BYTES,
     WRITES,
     Partial,
     Replicate,
     divided,
+    element_bytes,
     exchange,
     mentions,
     placement,
     wanted,
 )
-from tilestream.ir.pipeline import DTYPE_BYTES, ELEMENT_BYTES, Pipeline, Queue, Role, Stage, TileOp
+from tilestream.ir.pipeline import ELEMENT_BYTES, Pipeline, Queue, Role, Stage, TileOp
 
 
 def mesh_traffic(p: Pipeline, size: Mapping[str, int]) -> dict[str, int]:
@@ -81,9 +81,9 @@ def through(p: Pipeline, q: Queue, size: Mapping[str, int]) -> int:
     """Bytes that a queue's producers write to it: each its part, those of a sum all of it."""
     tile, producer = p.tiles()[q.tile], p.stage(q.producer)
     maker = next(op for op in producer.ops if op.out is not None and op.out.name == q.tile)
-    partial = [d.size for d in producer.mesh if isinstance(placement(maker, d, producer), Partial)]
-    each = PARTIAL_BYTES if partial else DTYPE_BYTES[tile.dtype]
-    return prod(size[a.name] for a in tile.axes) * each * prod(partial)
+    have = [placement(maker, d, producer) for d in producer.mesh]
+    partial = [d.size for d, h in zip(producer.mesh, have, strict=True) if isinstance(h, Partial)]
+    return prod(size[a.name] for a in tile.axes) * element_bytes(tile, have) * prod(partial)
 
 
 class _Counts:
@@ -149,8 +149,7 @@ class _Counts:
                 else:
                     wants = ((x.size, wanted(op, view, maker.out, x, self.stage)) for x in others)
                     alike = prod(n for n, want in wants if isinstance(want, Replicate))
-                partial = isinstance(placement(maker, d, self.stage), Partial)
-                each = PARTIAL_BYTES if partial else DTYPE_BYTES[maker.out.dtype]
+                each = element_bytes(maker.out, [placement(maker, d, self.stage)])
                 peers = {"all-reduce": d.size * (d.size - 1), "all-to-all": (d.size - 1) / d.size}
                 moved[d.level.memory] += round(whole * each * peers.get(how, d.size - 1) * alike * rounds)
         return moved

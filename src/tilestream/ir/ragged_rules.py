@@ -82,7 +82,7 @@ def edges_stay_with_their_nodes(p: Pipeline) -> None:
     for where, stage, op in _ops(p):
         made = stage.defined()
         for axis in sorted(sums(op)):
-            if axis in outer and outer[axis] not in op.result_axes:
+            if axis in outer and outer[axis] not in around(op.result_axes, outer):
                 raise VerifyError(
                     f"{where} sums over {axis!r} of all {outer[axis]!r} at once",
                     f"sum into a tile that has {outer[axis]!r}, then that",

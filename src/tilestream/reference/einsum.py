@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import reduce
 
 import torch
 from torch import Tensor
@@ -14,9 +15,35 @@ from tilestream.reference.ops import BINARY, UNARY, elementwise
 COMBINE: dict[str, tuple[float, Callable[[Tensor, Tensor], Tensor]]] = {
     "sum": (0.0, torch.add),
     "max": (-torch.inf, torch.maximum),
+    "min": (torch.inf, torch.minimum),
     "mul": (1.0, torch.mul),
+    "softmax": (0.0, torch.add),
 }
-"""What summing may mean: its value of nothing, and of two."""
+"""What summing may mean: its value of nothing, and of two (of softmaxes: weighed, ``together``)."""
+
+Weighed = tuple[Tensor, Tensor]
+"""The softmax of a part, and the logarithm of its sum of ``exp(score)``: what a part weighs beside others."""
+
+
+def softmax(op: TileOp, operands: Sequence[Tensor], lengths: dict[str, int]) -> Weighed:
+    """The values of ``op`` weighted by the softmax of its score over these positions; both as ``result_axes(op)``."""
+    kept, summed = result_axes(op), sorted(sums(op))
+    order = (*kept, *summed)
+    score, *values = (align(x, v.axes, order) for x, v in zip(operands, op.views, strict=True))
+    rows = [lengths[a] for a in kept]
+    score = score.expand([lengths[a] for a in order]).reshape(*rows, -1)
+    value = _each(op, values, score.dtype).expand([lengths[a] for a in order]).reshape(*rows, -1)
+    weight = score.logsumexp(-1)
+    return ((score - weight[..., None]).exp() * value).sum(-1), weight
+
+
+def together(a: Weighed, b: Weighed) -> Weighed:
+    """The softmax of two parts as one. A part of nothing, or of scores of ``-inf`` alone, has no weight beside one."""
+    weight = torch.logaddexp(a[1], b[1])
+    of_a = torch.where(a[1] == -torch.inf, torch.zeros_like(weight), (a[1] - weight).exp())
+    of_b = torch.where(b[1] == -torch.inf, torch.zeros_like(weight), (b[1] - weight).exp())
+    parts = torch.where(of_a == 0, 0.0, of_a * a[0]) + torch.where(of_b == 0, 0.0, of_b * b[0])
+    return torch.where(weight == -torch.inf, a[0] + b[0], parts), weight
 
 
 def align(value: Tensor, axes: Sequence[str], order: Sequence[str]) -> Tensor:
@@ -38,7 +65,9 @@ def evaluate(op: TileOp, operands: Sequence[Tensor], lengths: dict[str, int], dt
     kept = result_axes(op)
     summed = sorted(sums(op))
     views = op.views[: len(operands)]
-    if op.kind == "product":
+    if op.kind == "fill":
+        return torch.full([lengths[a] for a in kept], float(op.attr("value", 1.0) or 0), dtype=dtype)
+    if op.kind == "product" and op.combine == "sum":
         letters = {a: chr(97 + i) for i, a in enumerate((*kept, *summed))}
         terms = ["".join(letters[a] for a in v.axes) for v in views]
         value = torch.einsum(f"{','.join(terms)}->{''.join(letters[a] for a in kept if _any(a, views))}", *operands)
@@ -51,7 +80,7 @@ def evaluate(op: TileOp, operands: Sequence[Tensor], lengths: dict[str, int], dt
     value = value.reshape(*value.shape[: len(kept)], -1)
     if op.combine == "sum":
         return value.sum(-1)
-    return value.amax(-1) if op.combine == "max" else value.prod(-1)
+    return {"max": value.amax, "min": value.amin, "mul": value.prod}[op.combine](-1)
 
 
 def _any(axis: str, views: Sequence) -> bool:
@@ -61,7 +90,4 @@ def _any(axis: str, views: Sequence) -> bool:
 def _each(op: TileOp, parts: list[Tensor], dtype: torch.dtype) -> Tensor:
     if op.kind in UNARY or op.kind in BINARY:
         return elementwise(op, parts, dtype)
-    total = parts[0]  # copies of all kinds; a concatenation is the sum of its shifted parts
-    for part in parts[1:]:
-        total = total + part
-    return total
+    return reduce(torch.mul if op.kind == "product" else torch.add, parts)  # a cat is the sum of its shifted parts

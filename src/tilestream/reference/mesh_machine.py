@@ -16,14 +16,14 @@ import torch
 from torch import Tensor as Array
 
 from tilestream.errors import InputError
-from tilestream.ir.axes import ROWS, Level, View, along
+from tilestream.ir.axes import ROWS, Level, View, along, around
 from tilestream.ir.derive import (
-    PARTIAL_BYTES,
     Nest,
     Partial,
     Replicate,
     Shard,
     divided,
+    element_bytes,
     exchange,
     loops_of,
     mentions,
@@ -34,9 +34,10 @@ from tilestream.ir.derive import (
 from tilestream.ir.mesh_traffic import indices
 from tilestream.ir.pipeline import DTYPE_BYTES, ELEMENT_BYTES, Pipeline, Queue, Role, Stage, Tile, TileOp, Transport
 from tilestream.ir.taps import pictures
-from tilestream.reference.einsum import COMBINE, evaluate
+from tilestream.reference.einsum import COMBINE, Weighed, evaluate, softmax, together
 from tilestream.reference.ops import Arithmetic
 from tilestream.reference.ring import Ring, Wait, take_turns
+from tilestream.reference.segments import Positions, Segments, check_orders, none_at_all, pieces, segments_of
 from tilestream.reference.workers import Coordinates, Steps, Workers, coordinate, read
 
 
@@ -70,20 +71,32 @@ class _Held:
 
     value: Array
     known: Array
+    weight: Array
+    """Of a softmax that is not complete: what it weighs beside other parts."""
 
     @staticmethod
     def nothing(shape: Sequence[int], dtype: torch.dtype) -> _Held:
-        return _Held(torch.zeros(list(shape), dtype=dtype), torch.zeros(list(shape), dtype=torch.bool))
+        value = torch.zeros(list(shape), dtype=dtype)
+        return _Held(value, torch.zeros(list(shape), dtype=torch.bool), torch.full_like(value, -torch.inf))
 
-    def write(self, where: tuple, value: Array) -> None:
+    def write(self, where: tuple, value: Array, weight: Array | None = None) -> None:
         self.value[where] = value
         self.known[where] = True
+        if weight is not None:
+            self.weight[where] = weight
+
+    def combined(self, how: str, where: tuple, other: Weighed) -> Weighed:
+        """What is here and another part of it, by ``how`` parts are combined."""
+        if how == "softmax":
+            return together((self.value[where], self.weight[where]), other)
+        return COMBINE[how][1](self.value[where], other[0]), other[1]
 
 
 class _Machine:
     def __init__(self, p: Pipeline, tensors: Mapping[str, Array], arithmetic: Arithmetic, moved: Moved) -> None:
         self.p, self.arithmetic, self.moved = p, arithmetic, moved
-        self.size = _sizes(p, tensors)
+        self.size, self.segments = _sizes(p, tensors)
+        check_orders(p, tensors)
         self.memory = {n: arithmetic.widen(x) if x.is_floating_point() else x for n, x in tensors.items()}
         added = {op.params[-1] for s in p.stages for op in s.ops if op.kind == "store_add"}
         for t in p.by_role(Role.OUTPUT):
@@ -91,7 +104,7 @@ class _Machine:
             shape = [self.size[a.name] for a in t.axes]
             self.memory[t.name] = torch.full(shape, fill, dtype=arithmetic.dtype)
         self.rings = [_Ring(q, p.stage(q.producer), self.size) for q in p.queues]
-        self.stages = {s.name: _Running(s, self.size, self.rings) for s in p.stages}
+        self.stages = {s.name: _Running(s, self.size, self.segments, self.rings) for s in p.stages}
         self.done: set[str] = set()
 
     def run(self) -> dict[str, Array]:
@@ -110,7 +123,7 @@ class _Machine:
         """The program of a stage: a step is what it pushes or takes."""
         for item in body:
             if isinstance(item, Nest):
-                for step in range(s.stage.rounds(item.axis, self.size)):
+                for step in range(s.workers.rounds(item.axis)):
                     yield from self._walk(item.body, {**now, item.axis: step}, s)
             elif item.kind in ("push", "take"):
                 ring = self.rings[int(item.attr("ring") or 0)]
@@ -141,9 +154,9 @@ class _Machine:
             for where in map(ring.region, keys):
                 part = own.value[where]
                 sent.value[where] = part if partial else self.arithmetic.rounded(part, tile.dtype)
-                sent.known[where] = own.known[where]
+                sent.known[where], sent.weight[where] = own.known[where], own.weight[where]
             mine = [s.part(a.name, s.makers[tile.name], me, now) for a in tile.axes]
-            each = PARTIAL_BYTES if partial else DTYPE_BYTES[tile.dtype]
+            each = element_bytes(tile, s.over(tile.name))
             self.moved.bytes[ring.queue.transport.value] += prod(map(len, mine)) * each
         for key in keys:
             ring.pushed(key)
@@ -180,23 +193,30 @@ class _Machine:
         for me in s.workers.all():
             if op.out is None and not s.first_of_equals(op, me):
                 continue
-            at = {a: s.part(a, op, me, now) for a in mentions(op)}
             if op.out is not None:
                 s.private[me].setdefault(op.out.name, self._nothing(op.out))
-            idle = not all(len(x) for x in at.values())  # past the end, it still owes its peers a sum of nothing
-            if idle and (op.out is None or not all(len(at[a.name]) for a in op.out.axes)):
-                continue
-            reads = op.views if op.out is not None else op.views[:-1]
-            operands = [] if idle else [self._operand(op, v, moves.get(v, {}), at, me, s) for v in reads]
-            if op.out is None:
-                self._store(op, operands[0], at)
-                for index in indices(op.views[-1]):
-                    self._count_load(index, at, me, s)
-            else:
-                self._make(op, operands, at, now, s.private[me])
+            at = {a: s.part(a, op, me, now) for a in around(mentions(op), s.stage.outer)}
+            for piece in pieces(op, at, self.segments):
+                self._apply_to(op, piece, moves, me, now, s)
         for view in op.views[: len(op.tiles)]:
             for i, how in moves.get(view, {}).items():
                 self.moved.collectives[f"{how} {s.stage.mesh[i].level.memory}"] += 1
+
+    def _apply_to(
+        self, op: TileOp, at: Positions, moves: Mapping[View, dict], me: Coordinates, now: Steps, s: _Running
+    ) -> None:
+        """One op in one worker, at these positions."""
+        idle = not all(len(x) for x in at.values())  # past the end, it still owes its peers a sum of nothing
+        if idle and (op.out is None or not all(len(at[a.name]) for a in op.out.axes)):
+            return
+        reads = op.views if op.out is not None else op.views[:-1]
+        operands = [] if idle else [self._operand(op, v, moves.get(v, {}), at, me, s) for v in reads]
+        if op.out is None:
+            self._store(op, operands[0], at)
+            for index in indices(op.views[-1]):
+                self._count_load(index, at, me, s)
+        else:
+            self._make(op, operands, at, now, s.private[me])
 
     def _operand(
         self, op: TileOp, view: View, moves: Mapping[int, str], at: dict[str, Array], me: Coordinates, s: _Running
@@ -234,11 +254,11 @@ class _Machine:
         Also the bytes that came from each.
         """
         have = s.over(tile.name)
-        partial = [h.combine for i in apart if isinstance(h := have[i], Partial)]
-        nothing, combine = COMBINE[partial[0] if partial else "sum"]
-        each = PARTIAL_BYTES if partial else DTYPE_BYTES[tile.dtype]
+        partial = [h for i in apart if isinstance(h := have[i], Partial)]
+        how = partial[0].combine if partial else "sum"
+        each = element_bytes(tile, partial)
         made = self._nothing(tile)
-        made.value[_grid(need)] = nothing
+        made.value[_grid(need)] = COMBINE[how][0]
         parts: dict[Coordinates, int] = {}
         for peer in s.workers.all():
             if peer not in memories or any(peer[i] != c for i, c in enumerate(me) if i not in apart):
@@ -247,8 +267,9 @@ class _Machine:
                 s.workers.share(n, a.name, s.makers[tile.name], peer) for a, n in zip(tile.axes, need, strict=True)
             ]
             where = _grid(owned)
-            made.value[where] = combine(made.value[where], memories[peer].value[where])
-            made.known[where] = memories[peer].known[where]
+            sent = memories[peer]
+            made.value[where], made.weight[where] = made.combined(how, where, (sent.value[where], sent.weight[where]))
+            made.known[where] = sent.known[where]
             parts[peer] = prod(map(len, owned)) * each
         return made, parts
 
@@ -269,16 +290,25 @@ class _Machine:
         """Evaluate, and combine with what earlier rounds of a loop gave."""
         assert op.out is not None
         lengths = {a: len(x) for a, x in at.items()}
-        nothing, combine = COMBINE[op.combine]
-        if operands:
-            value = evaluate(op, operands, lengths, self.arithmetic.dtype)
-        else:
-            value = torch.full([lengths[a.name] for a in op.out.axes], nothing, dtype=self.arithmetic.dtype)
         where = _grid([at[a.name] for a in op.out.axes])
-        memory = private[op.out.name]
+        memory: _Held = private[op.out.name]
+        weight = torch.full([lengths[a.name] for a in op.out.axes], -torch.inf, dtype=self.arithmetic.dtype)
+        if not all(lengths.values()):
+            value = torch.full_like(weight, self._of_nothing(op, at))
+        elif op.combine == "softmax":
+            value, weight = softmax(op, operands, lengths)
+        else:
+            value = evaluate(op, operands, lengths, self.arithmetic.dtype)
         if not sums(op).isdisjoint(now) and not self._first_round(op, now):
-            value = combine(memory.value[where], value)
-        memory.write(where, self.arithmetic.rounded(value, op.out.dtype) if op.kind == "cast" else value)
+            value, weight = memory.combined(op.combine, where, (value, weight))
+        memory.write(where, self.arithmetic.rounded(value, op.out.dtype) if op.kind == "cast" else value, weight)
+
+    def _of_nothing(self, op: TileOp, at: Positions) -> float:
+        """What a sum starts with; or what the op says it is where there is nothing, for any worker, in any round."""
+        stands = op.attr("empty")
+        if stands is None or not none_at_all(op, at, self.segments):
+            return COMBINE[op.combine][0]
+        return float(stands)
 
     def _first_round(self, op: TileOp, now: Steps) -> bool:
         return all(now[a] == 0 for a in sums(op) if a in now)
@@ -304,8 +334,10 @@ class _Machine:
 class _Running:
     """A stage at work: its program with the ends of queues in it, its workers, their private memories."""
 
-    def __init__(self, stage: Stage, size: Mapping[str, int], rings: Sequence[_Ring]) -> None:
-        self.stage, self.workers = stage, Workers(stage, size)
+    def __init__(
+        self, stage: Stage, size: Mapping[str, int], segments: Mapping[str, Segments], rings: Sequence[_Ring]
+    ) -> None:
+        self.stage, self.workers = stage, Workers(stage, size, segments)
         ops = list(stage.ops)
         for number, ring in enumerate(rings):
             name, which = ring.tile.name, (("ring", number),)
@@ -332,8 +364,9 @@ class _Running:
 
     def part(self, axis: str, op: TileOp, me: Coordinates, now: Steps) -> Array:
         """Positions of this round that are a worker's: the same for every op that is divided alike."""
-        dividing = self.workers.dividing(axis, op)
-        key = (axis, now.get(axis), dividing, tuple(me[i] for i in dividing))
+        axes = around((axis,), self.stage.outer)
+        dividing = tuple(i for a in sorted(axes) for i in self.workers.dividing(a, op))
+        key = (axis, tuple(now.get(a) for a in sorted(axes)), dividing, tuple(me[i] for i in dividing))
         if key not in self.parts:
             self.parts[key] = self.workers.share(self.workers.step(axis, now), axis, op, me)
         return self.parts[key]
@@ -397,8 +430,8 @@ class _Ring(Ring):
                     sent.known[self.region(key)] = False
 
 
-def _sizes(p: Pipeline, tensors: Mapping[str, Array]) -> dict[str, int]:
-    """The size of every axis, read off the tensors where it is not declared."""
+def _sizes(p: Pipeline, tensors: Mapping[str, Array]) -> tuple[dict[str, int], dict[str, Segments]]:
+    """The size of every axis, read off the tensors where it is not declared; and where ragged ones lie."""
     declared = [a for s in p.stages for op in s.ops if op.out is not None for a in op.out.axes]
     size = p.sizes()
     for t in p.tensors:
@@ -414,10 +447,11 @@ def _sizes(p: Pipeline, tensors: Mapping[str, Array]) -> dict[str, int]:
                 )
     for name, pixels in pictures(p).items():  # where nothing else has rows
         size.setdefault(ROWS.name, tensors[name].shape[0] * pixels)
+    segments = segments_of(p, tensors, size)
     for a in declared:
         if a.name not in size:
             raise InputError(f"no tensor has axis {a.name!r}, so its size is not known", "declare the size of the axis")
-    return size
+    return size, segments
 
 
 def _grid(positions: list[Array]) -> tuple[Array, ...]:

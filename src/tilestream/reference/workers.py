@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import product
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 from tilestream.ir.axes import At, View
 from tilestream.ir.derive import divided
 from tilestream.ir.pipeline import Stage, TileOp
+from tilestream.reference.segments import Segments
 
 Coordinates = tuple[int, ...]
 """One worker: a digit a direction of the mesh."""
@@ -25,27 +27,50 @@ class Workers:
     """The mesh of ``stage``, over axes of these sizes.
 
     A looped axis is dealt out in blocks of the loop's tile, round after round; another is cut into one block a worker.
+    A ragged one is dealt out anew for each position of the axis around it.
     """
 
     stage: Stage
     size: Mapping[str, int]
+    segments: Mapping[str, Segments]
+
+    @cached_property
+    def extent(self) -> dict[str, int]:
+        """Positions that a loop goes over: of a ragged axis the longest part."""
+        return {**self.size, **{axis: each.longest for axis, each in self.segments.items()}}
+
+    def rounds(self, axis: str) -> int:
+        return self.stage.rounds(axis, self.extent)
+
+    def _places(self, axis: str, positions: Tensor) -> Tensor:
+        """What is dealt out by: the positions, or where they lie within the one around them."""
+        return self.segments[axis].place[positions] if axis in self.segments else positions
 
     def all(self) -> list[Coordinates]:
         return list(product(*(range(d.size) for d in self.stage.mesh)))
 
     def step(self, axis: str, now: Steps) -> Tensor:
         """Positions of this round, of all workers together."""
+        many = self.stage.block(axis, self.extent) * self.stage.parts(axis)
+        ragged = self.segments.get(axis)
+        if ragged is not None:
+            mine = torch.isin(ragged.owner, self.step(ragged.of, now))
+            return (mine & (ragged.place // many == now[axis]) if axis in now else mine).nonzero().flatten()
         if axis not in now:
             return torch.arange(self.size[axis])
-        many = self.stage.block(axis, self.size) * self.stage.parts(axis)
         return torch.arange(now[axis] * many, min((now[axis] + 1) * many, self.size[axis]))
 
     def share(self, positions: Tensor, axis: str, op: TileOp, me: Coordinates) -> Tensor:
-        """Those of ``positions`` that are this worker's in ``op``."""
+        """Those of ``positions`` that are this worker's in ``op``; of a ragged axis, where those around them are."""
+        ragged = self.segments.get(axis)
+        if ragged is not None:
+            owner = ragged.owner[positions]
+            positions = positions[torch.isin(owner, self.share(owner.unique(), ragged.of, op, me))]
         dividing = self.dividing(axis, op)
         if not dividing:
             return positions
-        digit, mine = positions // self.stage.block(axis, self.size), torch.ones_like(positions, dtype=torch.bool)
+        digit = self._places(axis, positions) // self.stage.block(axis, self.extent)
+        mine = torch.ones_like(positions, dtype=torch.bool)
         for i, d in reversed(list(enumerate(self.stage.mesh))):
             if axis in d.axes:
                 if i in dividing:
