@@ -1,4 +1,4 @@
-"""Ragged axes: what is legal, what is derived, text and JSON. ``tests/reference/test_ragged_values.py`` has their values."""
+"""Ragged axes: what is legal, what is derived, text and JSON; ``test_ragged_values.py`` has their values."""
 
 from __future__ import annotations
 
