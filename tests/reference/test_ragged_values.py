@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ragged_cases import CASES, LENGTHS, Case, bounds, ragged, softmax, summed
-from ragged_programs import random_ragged
+from random_ragged import random_ragged
 
 from tilestream import reference
 from tilestream.errors import InputError
