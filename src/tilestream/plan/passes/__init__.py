@@ -17,6 +17,7 @@ from tilestream.plan.passes.split_bulk import split_bulk
 from tilestream.plan.passes.split_columns import split_columns
 from tilestream.plan.passes.split_spatial import split_spatial
 from tilestream.plan.passes.tile_block import tile_block
+from tilestream.plan.passes.weigh_by_softmax import weigh_by_softmax
 
 __all__ = [
     "balance",
@@ -36,4 +37,5 @@ __all__ = [
     "split_columns",
     "split_spatial",
     "tile_block",
+    "weigh_by_softmax",
 ]
