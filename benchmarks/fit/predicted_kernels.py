@@ -19,11 +19,10 @@ from tilestream.simulator.library import (
     eager,
     gemm,
     launch,
-    norm_gradient,
     stream,
-    table_gradient,
 )
 from tilestream.simulator.workload import SimStage, Workload
+from tilestream.studies.kitsune.eager_gradients import norm_gradient, table_gradient
 
 RESIDENT, LOST = 0.6, 1.0
 """Shares of the L2 up to which operands all stay in it from call to call, and from which none does."""

@@ -46,10 +46,10 @@ def warps_of(count: int | None) -> Iterator[None]:
     if count is None:
         yield
         return
-    kernels._loaded.cache_clear()
+    kernels.lane_kernel.cache_clear()
     with mock.patch.object(kernels.Kernel, "warps", count):
         yield
-    kernels._loaded.cache_clear()
+    kernels.lane_kernel.cache_clear()
 
 
 def arms_of(made: Operands, backward: bool, warps: list[int | None], autotune: bool) -> dict[str, Captured]:

@@ -23,7 +23,7 @@ OUTER = Struct(
     ),
 )
 STRUCTS = [
-    OUTER, pack.argument(3), turn.PARAMS, pad.argument(2), few_queries.PARAMS, interaction.argument(5),
+    OUTER, pack.argument(3), turn.PARAMS, pad.kernel(2).argument, few_queries.PARAMS, interaction.argument(5),
     segments.KEYS, segments.STARTS, segments.SUMS,
 ]  # fmt: skip
 

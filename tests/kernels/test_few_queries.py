@@ -10,13 +10,14 @@ import pytest
 import torch
 from attention_cases import BF16, F16, case, judged
 from eager_regions import trace
-from few_queries_on_host import attention_on_host
 from shared_keys import attended, operands
 
+from tilestream.cuda import beside
 from tilestream.cuda import few_queries as launched
 from tilestream.cuda.compile import compile_text
-from tilestream.cuda.few_queries import NAME, Kernel
+from tilestream.cuda.few_queries import NAME, kernel
 from tilestream.cuda.host.build import HostRace, HostRun, HostTrap, Mutation
+from tilestream.cuda.host.lanes import on_lanes
 from tilestream.graph.rewrites.shared_keys import share_keys
 from tilestream.graph.rewrites.table import rewrite
 from tilestream.options import Options
@@ -31,6 +32,10 @@ CASES = {
     "four of 64, f16, a mask": case(2, 4, 64, 170, F16, "one"),
     "eight of 128, a mask each": case(2, 8, 128, 9, BF16, "each"),
 }
+
+
+def attention_on_host(q, k, v, mask, scale: float, options: HostRun | None = None, resident: int = 2) -> torch.Tensor:
+    return on_lanes(launched.call(q, k, v, mask, scale, resident), options=options)[0]
 
 
 @gxx
@@ -87,28 +92,27 @@ def test_mutants_are_caught(name: str) -> None:
     ("queries", "features", "resident"), [(1, 64, 2), (2, 128, 1), (4, 64, 2), (4, 256, 2), (8, 256, 1)]
 )
 def test_compiles_without_spills(queries: int, features: int, resident: int) -> None:
-    kernel = Kernel(queries, features, resident)
-    made = compile_text(kernel.text, NAME, kernel.shared_bytes)
+    lanes = kernel(queries, features, resident)
+    made = compile_text(lanes.text, NAME, lanes.shared_bytes)
     assert made.spills == 0 and made.stack == 0
-    assert made.registers * 32 * kernel.warps * resident <= 65536
+    assert made.registers * 32 * lanes.warps * resident <= 65536
 
 
 def test_heads_that_share_an_sm_have_fewer_warps(monkeypatch: pytest.MonkeyPatch) -> None:
-    launches: list[tuple[Kernel, tuple[int, int], int, bytes]] = []
+    launches: list[tuple[str, tuple[int, int], int, bytes]] = []
 
-    def loaded(kernel: Kernel, _: int) -> SimpleNamespace:
-        return SimpleNamespace(
-            launch=lambda grid, threads, _, raw: launches.append((kernel, grid, threads, bytes(raw)))
-        )
+    def function(_: str, text: str, *__: int) -> SimpleNamespace:
+        return SimpleNamespace(launch=lambda grid, threads, _, raw: launches.append((text, grid, threads, raw)))
 
-    monkeypatch.setattr(launched, "_loaded", loaded)
+    monkeypatch.setattr(beside, "function", function)
+    beside.loaded.cache_clear()
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(multi_processor_count=132))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: SimpleNamespace(cuda_stream=0))
     for heads, resident, threads in ((8, 1, 256), (256, 2, 128)):
         q, k, v, mask = case(heads, 2, 32, 40, BF16, "one")
         assert launched.attention(q, k, v, mask, 0.5).shape == q.shape
-        kernel, grid, count, raw = launches[-1]
-        assert (kernel.resident, grid, count) == (resident, (heads, 1), threads)
+        text, grid, count, raw = launches[-1]
+        assert f"#define RESIDENT {resident}\n" in text and (grid, count) == ((heads, 1), threads)
         strides, rows = struct.unpack_from("<4q", raw, 40), struct.unpack_from("<4if", raw, 72)
         assert strides == (128, 2560, 2560, 0) and rows == (64, 64, 64, 40, 0.5)
 

@@ -6,14 +6,14 @@ import shutil
 
 import pytest
 import torch
-from pad_on_host import padded_on_host
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 
 from tilestream.cuda.compile import compile_text
 from tilestream.cuda.host.build import HostRace, HostRun, HostTrap, Mutation
-from tilestream.cuda.pad import NAME, WARPS, text
+from tilestream.cuda.host.lanes import on_lanes
+from tilestream.cuda.pad import NAME, WARPS, call, kernel
 from tilestream.graph.rewrites.operators import PADDED
 
 gxx = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
@@ -23,6 +23,12 @@ BF16, F16 = torch.bfloat16, torch.float16
 def matrices(rows: tuple[int, ...], k: int, dtype: torch.dtype = BF16) -> list[Tensor]:
     generator = torch.Generator().manual_seed(k)
     return [torch.randn(n, k, generator=generator).to(dtype) for n in rows]
+
+
+def padded_on_host(given: list[Tensor], columns: int, begin: int = 0, options: HostRun | None = None) -> list[Tensor]:
+    """Matrices behind ``begin`` elements, so that they start on no 16 bytes."""
+    behind = [torch.cat([m.new_full((begin,), float("nan")), m.flatten()])[begin:].view(m.shape) for m in given]
+    return on_lanes(call(behind, columns), options=options)
 
 
 def as_torch_pads(given: list[Tensor], columns: int) -> list[Tensor]:
@@ -76,7 +82,7 @@ def test_mutants_are_caught(name: str) -> None:
 
 @pytest.mark.nvrtc
 def test_compiles_without_spills_for_six_ctas_an_sm() -> None:
-    made = compile_text(text(2), NAME, 0)
+    made = compile_text(kernel(2).text, NAME, 0)
     assert made.spills == 0 and made.stack == 0
     assert made.registers * 32 * WARPS * 6 <= 65536
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 
 import torch
 from torch import Tensor
 
-from tilestream.cuda import beside
+from tilestream.cuda.beside import LaneCall, LaneKernel, launch, text_of
 from tilestream.ir.dtypes import DTYPES
 from tilestream.kernels.parts.params import Field, Struct, pointers
 
@@ -21,55 +19,6 @@ MOST_QUERIES = 8
 ALONE, BESIDE = 8, 4
 """Warps of a CTA that has an SM to itself, and of one of two: few, so that a lane has registers for many positions that
 are loaded at once."""
-
-
-@dataclass(frozen=True)
-class Kernel:
-    """What a kernel is compiled for. ``resident``: CTAs that an SM should hold, 1 or 2."""
-
-    queries: int
-    features: int
-    resident: int
-    dtype: str = "bf16"
-    masked: bool = True
-
-    @property
-    def warps(self) -> int:
-        return BESIDE if self.resident > 1 else ALONE
-
-    @property
-    def shared_bytes(self) -> int:
-        """What warps leave: weighted values, maximum and sum of every query."""
-        return 4 * self.warps * self.queries * (self.features + 8)
-
-    @property
-    def text(self) -> str:
-        shape = {"DTYPE": self.dtype, "QUERIES": self.queries, "FEATURES": self.features}
-        launch = {"WARPS": self.warps, "RESIDENT": self.resident, "MASKED": int(self.masked)}
-        lines = [f"#define {name} {n}" for name, n in (shape | launch).items()]
-        return "\n".join([*lines, PARAMS.text, '#include "few_queries.cuh"', ""])
-
-
-def attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float) -> Tensor:
-    """[heads, 1, queries, features]: attention of every head's queries over its positions.
-
-    Args:
-        query: [heads, 1, queries, features], bf16 or f16, 1 to 8 queries of 32, 64, 128 or 256 features.
-        key, value: [heads, 1, positions, features].
-        mask: added to scores; [heads or 1, 1, queries, positions], alike for all queries of a head.
-        scale: of products of queries and keys.
-    """
-    heads, _, queries, features = query.shape
-    sms = torch.cuda.get_device_properties(query.device).multi_processor_count
-    resident = 2 if heads > sms and queries <= 4 else 1
-    kernel = Kernel(queries, features, resident, DTYPES[query.dtype], mask is not None)
-    out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
-    if heads:
-        operands = [_readable(t) for t in (query, key, value)]
-        packed = parameters(operands, None if mask is None else _rows(mask), out, scale)
-        stream = torch.cuda.current_stream(out.device).cuda_stream
-        _loaded(kernel, out.device.index or 0).launch((heads, 1), 32 * kernel.warps, stream, packed)
-    return out
 
 
 READ = ("query", "key", "value", "mask")
@@ -86,28 +35,47 @@ PARAMS = Struct(
 )
 
 
-def parameters(
-    operands: list[Tensor],
-    mask: Tensor | None,
-    out: Tensor,
-    scale: float,
-    address: Callable[[Tensor], int] = Tensor.data_ptr,
-) -> bytes:
-    """The bytes of ``FewQueriesParams`` of query, key and value, at their addresses."""
-    size = operands[0].element_size()
-    tensors = dict(zip(READ, [*operands, mask], strict=True))
-    strides = {
-        f"{name}_stride": 0 if t is None or t.shape[0] == 1 else t.stride(0) * size for name, t in tensors.items()
-    }
-    rows = {f"{name}_row": t.stride(2) * size for name, t in zip(READ, operands, strict=False)}
-    addresses = {name: 0 if t is None else address(t) for name, t in tensors.items()}
-    positions = operands[1].shape[2]
-    return PARAMS.pack(**addresses, out=address(out), **strides, **rows, positions=positions, scale=scale)
-
-
 @cache
-def _loaded(kernel: Kernel, device_index: int) -> beside.driver.Function:
-    return beside.function(NAME, kernel.text, device_index, kernel.shared_bytes)
+def kernel(queries: int, features: int, resident: int, dtype: str = "bf16", masked: bool = True) -> LaneKernel:
+    """The kernel for so many queries of so many features. ``resident``: CTAs that an SM should hold, 1 or 2."""
+    warps = BESIDE if resident > 1 else ALONE
+    shape = {"DTYPE": dtype, "QUERIES": queries, "FEATURES": features}
+    launch = {"WARPS": warps, "RESIDENT": resident, "MASKED": int(masked)}
+    shared_bytes = 4 * warps * queries * (features + 8)  # weighted values, maximum and sum of every query
+    return LaneKernel(NAME, text_of("few_queries.cuh", PARAMS, shape | launch), PARAMS, warps, shared_bytes)
+
+
+def attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+    """[heads, 1, queries, features]: attention of every head's queries over its positions.
+
+    Args:
+        query: [heads, 1, queries, features], bf16 or f16, 1 to 8 queries of 32, 64, 128 or 256 features.
+        key, value: [heads, 1, positions, features].
+        mask: added to scores; [heads or 1, 1, queries, positions], alike for all queries of a head.
+        scale: of products of queries and keys.
+    """
+    heads, _, queries, _ = query.shape
+    sms = torch.cuda.get_device_properties(query.device).multi_processor_count
+    made = call(query, key, value, mask, scale, 2 if heads > sms and queries <= 4 else 1)
+    if heads:
+        launch(made, query.device)
+    return made.results[0]
+
+
+def call(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float, resident: int) -> LaneCall:
+    """The launch of ``attention`` by the kernel of ``resident`` CTAs an SM."""
+    heads, _, queries, features = query.shape
+    out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+    size = out.element_size()
+    rows = [_readable(t) for t in (query, key, value)]
+    read = [*rows, mask if mask is None else _rows(mask)]
+    values: dict[str, object] = {"out": out, "positions": key.shape[2], "scale": scale}
+    for name, t in zip(READ, read, strict=True):
+        stride = 0 if t is None or t.shape[0] == 1 else t.stride(0) * size
+        values |= {name: t, f"{name}_stride": stride}
+    values |= {f"{name}_row": t.stride(2) * size for name, t in zip(READ, rows, strict=False)}
+    made = kernel(queries, features, resident, DTYPES[query.dtype], mask is not None)
+    return LaneCall(made, heads, values, [out])
 
 
 def _readable(t: Tensor) -> Tensor:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from tilestream.cuda import beside
+from tilestream.cuda.beside import LaneCall, LaneKernel, explained, launch, text_of
 from tilestream.cuda.diagnose import Record, index_record
 from tilestream.ir.dtypes import DTYPES
 from tilestream.kernels.parts.params import Field, Struct, pointers
@@ -84,10 +85,7 @@ class Kernel:
         numbers = {"VECTORS": self.vectors, "FEATURES": self.features, "PAIRS": self.pairs, "HEAD": self.head}
         numbers["BACKWARD"] = int(self.name == BACKWARD)
         shape = {"DTYPE": self.dtype, "WARPS": warps, "RESIDENT": self.resident(warps)}
-        lines = [f"#define {name} {n}" for name, n in (*numbers.items(), *shape.items())]
-        return "\n".join(
-            [*lines, '#include "lanes.cuh"', argument(self.vectors).text, '#include "interaction.cuh"', ""]
-        )
+        return text_of("interaction.cuh", argument(self.vectors), numbers | shape, "lanes.cuh")
 
 
 SOURCE = Struct(
@@ -130,6 +128,14 @@ def lookup_record(vectors: int) -> Record:
     return index_record(describe)
 
 
+@cache
+def lane_kernel(kernel: Kernel, warps: int = 0) -> LaneKernel:
+    """The kernel of so many warps a CTA; by default as many as fit."""
+    warps = warps or kernel.warps
+    argued, record = argument(kernel.vectors), partial(lookup_record, kernel.vectors)
+    return LaneKernel(kernel.name, kernel.text(warps), argued, warps, kernel.shared_bytes(warps), True, record)
+
+
 def forward(
     sources: Sequence[Tensor], indices: Sequence[Tensor | None], first: Tensor, second: Tensor, head: int
 ) -> Tensor:
@@ -144,12 +150,7 @@ def forward(
         InputError: an index of an earlier call named no row; the context is lost.
     """
     kernel = Kernel(FORWARD, len(sources), sources[0].shape[1], len(first), head, DTYPES[sources[0].dtype])
-    loaded = _ready(kernel, first.device)
-    batch = _batch(sources, indices)
-    out = torch.empty(batch, kernel.width, dtype=sources[0].dtype, device=sources[0].device)
-    if batch:
-        _launch(loaded, sources, indices, first, second, None, out, batch)
-    return out
+    return _run(kernel, sources, indices, first, second)
 
 
 def backward(
@@ -161,92 +162,43 @@ def backward(
         InputError: as ``forward``.
     """
     kernel = Kernel(BACKWARD, len(sources), sources[0].shape[1], len(first), -1, DTYPES[sources[0].dtype])
-    loaded = _ready(kernel, first.device)
-    batch = len(given)
-    out = torch.empty(len(sources), batch, kernel.features, dtype=given.dtype, device=given.device)
-    if batch:
-        _launch(loaded, sources, indices, first, second, given, out, batch)
-    return out
+    return _run(kernel, sources, indices, first, second, given)
 
 
-@dataclass(frozen=True)
-class _Loaded:
-    """A kernel on a device, what it leaves behind, its warps a CTA, and how many CTAs are resident at once."""
-
-    function: beside.driver.Function
-    record: Record
-    warps: int
-    resident: int
-
-
-def _ready(kernel: Kernel, device: torch.device) -> _Loaded:
-    """The kernel; before anything else asks a context that may be lost.
-
-    Raises:
-        InputError: an index of an earlier call named no row.
-    """
-    loaded = _loaded(kernel, device.index or 0)
-    loaded.record.check()
-    return loaded
+def _run(kernel: Kernel, *operands: Any) -> Tensor:
+    device = operands[2].device
+    with explained(lane_kernel(kernel), device):
+        made = call(kernel, lane_kernel(kernel), *operands)
+        if made.ctas:
+            launch(made, device)
+    return made.results[0]
 
 
-def _launch(
-    loaded: _Loaded,
+def call(
+    kernel: Kernel,
+    lanes: LaneKernel,
     sources: Sequence[Tensor],
     indices: Sequence[Tensor | None],
     first: Tensor,
     second: Tensor,
-    given: Tensor | None,
-    out: Tensor,
-    batch: int,
-) -> None:
-    rows = [_readable(t) for t in sources]
-    names = [None if i is None else i.contiguous() for i in indices]
-    pairs = [t.contiguous() for t in (first, second)]
+    given: Tensor | None = None,
+) -> LaneCall:
+    """The launch of ``forward``, or with ``given`` of ``backward``, by a ``lane_kernel`` of ``kernel``."""
+    batch = _batch(sources, indices) if given is None else len(given)
+    shape = (batch, kernel.width) if given is None else (kernel.vectors, batch, kernel.features)
+    out = torch.empty(shape, dtype=sources[0].dtype, device=sources[0].device)
     if given is not None and given.stride(1) != 1:
         given = given.contiguous()
-    packed = parameters(
-        [(t.data_ptr(), 0 if i is None else i.data_ptr(), len(t), t.stride(0) * t.element_size(), _wide(i))
-         for t, i in zip(rows, names, strict=True)],
-        [t.data_ptr() for t in pairs], 0 if given is None else given.data_ptr(), out.data_ptr(), loaded.record.address,
-        0 if given is None else given.stride(0) * given.element_size(), batch, _wide(first),
-    )  # fmt: skip
-    stream = torch.cuda.current_stream(out.device).cuda_stream
-    ctas = min(-(-batch // loaded.warps), loaded.resident)
-    loaded.function.launch((ctas, 1), 32 * loaded.warps, stream, packed)
-
-
-def parameters(
-    sources: Sequence[tuple[int, int, int, int, int]],
-    pairs: Sequence[int],
-    given: int,
-    out: int,
-    record: int,
-    given_stride: int,
-    batch: int,
-    wide: int,
-) -> bytes:
-    """The bytes of ``InteractionParams``.
-
-    Args:
-        sources: of each, addresses of rows and index, rows, bytes from row to row, and whether indices have 64 bits.
-        given_stride: bytes from row to row of ``given``.
-        wide: whether pairs have 64 bits.
-    """
-    names = [field.name for field in SOURCE.fields]
-    return argument(len(sources)).pack(
-        sources=[dict(zip(names, source, strict=True)) for source in sources],
-        first=pairs[0], second=pairs[1], given=given, out=out, record=record, given_stride=given_stride,
-        batch=batch, wide=wide,
-    )  # fmt: skip
-
-
-@cache  # captured graphs keep the record's address
-def _loaded(kernel: Kernel, device_index: int) -> _Loaded:
-    warps = kernel.warps
-    function = beside.function(kernel.name, kernel.text(warps), device_index, kernel.shared_bytes(warps))
-    sms = torch.cuda.get_device_properties(device_index).multi_processor_count
-    return _Loaded(function, lookup_record(kernel.vectors), warps, sms * function.blocks_per_sm(32 * warps))
+    size = out.element_size()
+    each = [
+        {"rows": t, "index": i, "count": len(t), "stride": t.stride(0) * size, "wide": _wide(i)}
+        for t, i in zip(map(_readable, sources), (i if i is None else i.contiguous() for i in indices), strict=True)
+    ]
+    values = {
+        "sources": each, "first": first.contiguous(), "second": second.contiguous(), "given": given, "out": out,
+        "given_stride": 0 if given is None else given.stride(0) * size, "batch": batch, "wide": _wide(first),
+    }  # fmt: skip
+    return LaneCall(lanes, -(-batch // lanes.warps), values, [out])
 
 
 def _batch(sources: Sequence[Tensor], indices: Sequence[Tensor | None]) -> int:

@@ -33,7 +33,7 @@ def argument(entries: int) -> Struct:
 
 def text_of(entries: int) -> str:
     """The kernel that copies as many pieces of weights."""
-    return f'{argument(entries).text}\n#include "pack.cuh"\n'
+    return beside.text_of("pack.cuh", argument(entries))
 
 
 class Packer:

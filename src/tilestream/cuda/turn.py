@@ -34,7 +34,7 @@ ENTRY = Struct(
 )
 PARAMS = Struct("TurnParams", (Field(ENTRY, "entries", ENTRIES),))
 UNUSED = dict.fromkeys((field.name for field in ENTRY.fields), 0)
-TEXT = f'{PARAMS.text}\n#include "turn.cuh"\n'
+TEXT = beside.text_of("turn.cuh", PARAMS)
 
 
 class _Arena(Memory):

@@ -8,7 +8,6 @@ kernels of one H200: docs/truth.md says on which, and how far off they are.
 
 from tilestream.simulator.library.bulk import kernels as bulk_kernels
 from tilestream.simulator.library.gemms import gemm
-from tilestream.simulator.library.gradients import norm_gradient, table_gradient
 from tilestream.simulator.library.indexed import Indexed
 from tilestream.simulator.library.kernels import (
     Attention,
@@ -51,11 +50,9 @@ __all__ = [
     "launch",
     "launches",
     "merge",
-    "norm_gradient",
     "seconds",
     "stage_of",
     "stream",
-    "table_gradient",
     "tiling",
     "with_cached",
 ]

@@ -14,10 +14,11 @@ from tilestream.devices import Device
 from tilestream.graph.costs.table import Eager, row
 from tilestream.graph.nodes import packet
 from tilestream.ir.pipeline import DTYPE_BYTES
-from tilestream.simulator.library import Cache, Rows, eager, launch, norm_gradient, table_gradient, with_cached
+from tilestream.simulator.library import Cache, Rows, eager, launch, with_cached
 from tilestream.simulator.workload import SimLaunch, SimStage, Workload
 from tilestream.studies.kitsune.compiler.operators import Kind, Operand, Operator, OperatorGraph
 from tilestream.studies.kitsune.compiler.traffic import reads, writes
+from tilestream.studies.kitsune.eager_gradients import norm_gradient, table_gradient
 from tilestream.studies.kitsune.workloads import library_kernels
 
 
