@@ -8,10 +8,11 @@ from tilestream.kernels.gradients.kernel import GradientKernel
 from tilestream.kernels.kernel import Footprint, Kernel
 from tilestream.kernels.product.shared_tile.kernel import SharedTileKernel
 from tilestream.kernels.product.tiled_block.kernel import TiledBlockKernel
+from tilestream.kernels.segments.kernel import SegmentsKernel
 from tilestream.kernels.stream.kernel import RowStream
 from tilestream.kernels.stream.layout import SHARED_LIMIT
 
-FAMILIES: tuple[type[Kernel], ...] = (SharedTileKernel, TiledBlockKernel, GradientKernel, RowStream)
+FAMILIES: tuple[type[Kernel], ...] = (SegmentsKernel, SharedTileKernel, TiledBlockKernel, GradientKernel, RowStream)
 """The first that matches a launch takes it; row streams take, or refuse, what is left."""
 
 

@@ -24,14 +24,14 @@ namespace lanes_host {
 
 constexpr auto relaxed = std::memory_order_relaxed;
 
-// Threads meet: with `order`, all that was written before is seen behind it.
+// Threads meet, `count` of them unless told: with `order`, all that was written before is seen behind it.
 struct Meeting {
   std::atomic<u32> arrived{0}, turn{0};
   u32 count = 0;
   template <bool ORDER>
-  void meet() {
+  void meet(u32 members = 0) {
     const u32 now = turn.load(relaxed);
-    if (arrived.fetch_add(1, ORDER ? std::memory_order_acq_rel : relaxed) + 1 == count) {
+    if (arrived.fetch_add(1, ORDER ? std::memory_order_acq_rel : relaxed) + 1 == (members ? members : count)) {
       arrived.store(0, relaxed);
       turn.store(now + 1, ORDER ? std::memory_order_release : relaxed);
       syscall(SYS_futex, &turn, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
@@ -49,8 +49,9 @@ struct Meeting {
 };
 
 struct Warp {
-  Meeting ordered, exchange;
+  Meeting ordered, exchange, team[32];  // of teams by their first lane
   std::atomic<u64> words[2][32][8];  // two turns: who is ahead writes what nobody reads any more
+  std::atomic<u64> of_teams[2][32];
 };
 struct Copy {
   u32 to;
@@ -63,7 +64,7 @@ inline u32 shared_bytes;
 inline Meeting everybody;
 inline Warp* warps;
 inline thread_local int thread, block, blocks;
-inline thread_local u32 turn;
+inline thread_local u32 turn, team_turn;
 inline thread_local Copy coming[4096];
 inline thread_local int copies;
 
@@ -102,6 +103,14 @@ TS_DEV void all_together() { lanes_host::everybody.meet<true>(); }
 TS_DEV u64 of_lane(u64 v, int lane) { return lanes_host::exchanged({v})(lane, 0); }
 
 TS_DEV float across(float v, int far) { return float_of((u32)of_lane(bits_of(v), lane() ^ far)); }
+template <int TEAM>
+TS_DEV float across_team(float v, int far) {
+  auto& warp = lanes_host::mine();
+  auto& slot = warp.of_teams[lanes_host::team_turn++ & 1];
+  slot[lane()].store(bits_of(v), lanes_host::relaxed);
+  warp.team[lane() / TEAM * TEAM].template meet<false>(TEAM);
+  return float_of((u32)slot[lane() ^ far].load(lanes_host::relaxed));
+}
 
 // ---- shared memory
 template <class V>
@@ -131,6 +140,19 @@ TS_DEV void load128(const void* p, u32 (&v)[4]) {
   if ((u64)p % 16) ts_host::trap("a load of 16 bytes is not aligned");
   for (int k = 0; k < 4; ++k) v[k] = ((const u32*)p)[k];
 }
+template <int BYTES>
+TS_DEV void load_words(const void* p, u32* words) {
+  if ((u64)p % BYTES) ts_host::trap("a load is not aligned");
+  words[0] = 0;
+  std::memcpy(words, p, BYTES);
+}
+template <int BYTES>
+TS_DEV void store_words(void* p, const u32* words) {
+  if ((u64)p % BYTES) ts_host::trap("a store is not aligned");
+  std::memcpy(p, words, BYTES);
+}
+TS_DEV void store_shared(float* p, float v) { *p = v; }
+TS_DEV float load_shared(const float* p) { return *p; }
 TS_DEV void store32(void* p, u32 v) { *(u32*)p = v; }
 TS_DEV void store128(void* p, const u32 (&v)[4]) {
   if ((u64)p % 16) ts_host::trap("a store of 16 bytes is not aligned");

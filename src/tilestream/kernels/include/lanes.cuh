@@ -25,6 +25,12 @@ TS_DEV u64 of_lane(u64 v, int lane) {
 }
 
 TS_DEV float across(float v, int far) { return lane_across(v, far); }  // that of lane ^ far
+// The same among the lanes of a team, neighbours of which each team of a warp may be elsewhere in the code.
+template <int TEAM>
+TS_DEV float across_team(float v, int far) {
+  const u32 members = TEAM == 32 ? ~0u : ((1u << TEAM) - 1u) << (threadIdx.x & 31 & ~(TEAM - 1));
+  return __shfl_xor_sync(members, v, far);
+}
 
 // ---- shared memory
 TS_DEV void put32(u32 at, u32 v) { sts32(at, v); }
@@ -42,6 +48,34 @@ TS_DEV long long load_index(const void* p, long long at, int wide) {
 TS_DEV void load128(const void* p, u32 (&v)[4]) {
   const uint4 all = __ldg((const uint4*)p);
   v[0] = all.x, v[1] = all.y, v[2] = all.z, v[3] = all.w;
+}
+// BYTES (2, 4, 8 or 16) to or from as many words of 32 bits, at least one.
+template <int BYTES>
+TS_DEV void load_words(const void* p, u32* words) {
+  if constexpr (BYTES == 2) words[0] = __ldg((const u16*)p);
+  if constexpr (BYTES == 4) words[0] = __ldg((const u32*)p);
+  if constexpr (BYTES == 8) {
+    const uint2 both = __ldg((const uint2*)p);
+    words[0] = both.x, words[1] = both.y;
+  }
+  if constexpr (BYTES == 16) {
+    const uint4 all = __ldg((const uint4*)p);
+    words[0] = all.x, words[1] = all.y, words[2] = all.z, words[3] = all.w;
+  }
+}
+template <int BYTES>
+TS_DEV void store_words(void* p, const u32* words) {
+  if constexpr (BYTES == 2) *(u16*)p = (u16)words[0];
+  if constexpr (BYTES == 4) *(u32*)p = words[0];
+  if constexpr (BYTES == 8) *(uint2*)p = {words[0], words[1]};
+  if constexpr (BYTES == 16) *(uint4*)p = {words[0], words[1], words[2], words[3]};
+}
+// What other CTAs read or have written: past the L1.
+TS_DEV void store_shared(float* p, float v) { asm volatile("st.global.cg.f32 [%0], %1;" ::"l"(p), "f"(v) : "memory"); }
+TS_DEV float load_shared(const float* p) {
+  float v;
+  asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(v) : "l"(p) : "memory");
+  return v;
 }
 TS_DEV void store32(void* p, u32 v) { *(u32*)p = v; }
 TS_DEV void store128(void* p, const u32 (&v)[4]) { *(uint4*)p = {v[0], v[1], v[2], v[3]}; }

@@ -1,0 +1,320 @@
+"""The generated part of a kernel of segments: loads, values and sums, one struct a pass over the edges."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tilestream.kernels.parts.snippets import expression, literal
+from tilestream.kernels.parts.text import block, loop
+from tilestream.kernels.segments.layout import Layout, count, in_flight
+from tilestream.kernels.segments.memory import Access
+from tilestream.kernels.segments.model import Pass, Place, Program, Step
+
+IDENTITY = {"sum": 0.0, "max": float("-inf"), "min": float("inf"), "mul": 1.0}
+ALIKE = ("cast", "copy", "load")
+"""Ops whose results are their operands, rounded."""
+COMBINE = {"sum": "Sum", "max": "Larger", "min": "Smaller", "mul": "Times"}
+
+
+class Code:
+    """C++ of a program in a layout. Values are arrays: of edges local ones, else members of ``Node`` and ``Fixed``."""
+
+    def __init__(self, program: Program, at: Layout) -> None:
+        self.p, self.at = program, at
+        self.numbers = {name: n for n, name in enumerate((*program.reads, *program.steps))}
+        self.passes = [PassCode(self, each) for each in program.passes]
+
+    def place_of(self, value: str) -> Place:
+        return (self.p.reads.get(value) or self.p.steps[value]).place
+
+    def name(self, value: str) -> str:
+        """C++ of a value's array."""
+        return {Place.EDGE: "e", Place.NODE: "n.v", Place.FIXED: "f.v"}[self.place_of(value)] + str(self.numbers[value])
+
+    def count(self, axes: tuple[str, ...]) -> int:
+        return count(self.p, self.at, axes)
+
+    def access(self, value: str) -> Access:
+        return Access(self.p, self.at, self.p.reads[value])
+
+    # -- the parts of the template
+
+    def members(self, place: str) -> list[str]:
+        """Arrays of ``Node`` or ``Fixed``."""
+        here = [v for v in self.numbers if self.place_of(v) == place]
+        return [f"float v{self.numbers[v]}[{self.count(self.p.axes(v))}];" for v in here]
+
+    def fixed(self) -> list[str]:
+        reads = [v for v in self.p.reads if self.place_of(v) is Place.FIXED]
+        lines = [line for v in reads for line in block("", [*self._load(v, "", "words"), self._unpack(v, "words")])]
+        return [*lines, *(line for s in self.p.fixed for line in self.value(s))]
+
+    def node(self) -> list[str]:
+        """What is done for a node: its own rows loaded, values that a pass needs before it, all else behind the last:
+        registers are for the edges, and of several CTAs that share a node one alone comes there."""
+        loads = [v for v in self.p.reads if self.place_of(v) is Place.NODE]
+        lines = ["Node n;", *(line for v in loads for line in self._load(v, "node", f"w{self.numbers[v]}"))]
+        for name in self.p.counted:
+            lines += self._counted(self.p.sums[name])
+        left = [*loads, *(s.makes for s in self.p.nodes if s.write is None and s.makes not in self.p.sums)]
+        for depth, each in enumerate(self.passes):
+            lines += self._now(left, self._needed(each.each))
+            lines += each.call(depth)
+        lines += self._now(left, set(left))
+        for s in self.p.nodes:
+            if s.write is not None:
+                lines += Access(self.p, self.at, s.write).store(self.name(s.operands[0]), "node", "how.writes(t)")
+        return lines
+
+    def _needed(self, each: Pass) -> set[str]:
+        """Values of the node that a pass needs."""
+        found: set[str] = set()
+        left = [name for s in (*each.steps, *each.sums, *each.stores) for name in s.operands]
+        while left:
+            name = left.pop()
+            if name not in found and name in self.p.steps and name not in self.p.sums:
+                left += self.p.steps[name].operands
+            found.add(name)
+        return found
+
+    def _now(self, left: list[str], needed: set[str]) -> list[str]:
+        """Statements of those of the values ``left`` that are ``needed``, in order; they are taken out."""
+        now = [name for name in left if name in needed]
+        left[:] = [name for name in left if name not in needed]
+        lines = []
+        for name in now:
+            lines += [self._unpack(name, f"w{self.numbers[name]}")] if name in self.p.reads else self.value(self.p.steps[name])
+        return lines
+
+    def _load(self, value: str, row: str, words: str) -> list[str]:
+        access = self.access(value)
+        return [f"u32 {words}[{access.words}];", *access.load(words, row)]
+
+    def _unpack(self, value: str, words: str) -> str:
+        return self.access(value).unpacked(self.name(value), words)
+
+    def _counted(self, s: Step) -> list[str]:
+        value = f"{literal(self.p.counted[s.makes])} * (float)(how.to - how.from)"
+        return self._assign(s, lambda i: self.rounded(value, s.dtype))
+
+    # -- values
+
+    def at_index(self, value: str, of: int) -> str:
+        """C++ of a value's element in a loop over ``of`` elements ``i``."""
+        own = self.count(self.p.axes(value))
+        return self.name(value) + ("[0]" if own == 1 else "[i]" if own == of else f"[i / {self.at.vector}]")
+
+    def value(self, s: Step) -> list[str]:
+        """Statements that make a step's value; of an edge, its array as well."""
+        declared = [f"float {self.name(s.makes)}[{self.count(s.axes)}];"] if s.place is Place.EDGE else []
+        if s.op.kind == "product" and s.taken != s.axes:
+            return [*declared, *self.over_features(s, self.name(s.makes), self._product(s))]
+        return [*declared, *self._assign(s, lambda i: self.rounded(self._element(s), s.dtype))]
+
+    def _assign(self, s: Step, element) -> list[str]:
+        n = self.count(s.axes)
+        line = f"{self.name(s.makes)}[{'i' if n > 1 else '0'}] = {element(n)};"
+        return loop("i", n, [line]) if n > 1 else [line]
+
+    def _element(self, s: Step) -> str:
+        n = self.count(s.axes)
+        operands = [self.at_index(v, n) for v in s.operands]
+        if s.op.kind == "fill":
+            return literal(float(s.op.attr("value", 1.0) or 0.0))
+        if s.op.kind == "product":
+            return " * ".join(operands)
+        return operands[0] if s.op.kind in ALIKE else expression(s.op, operands)
+
+    def _product(self, s: Step) -> str:
+        """C++ of element ``i`` of what a product sums."""
+        return " * ".join(self.at_index(v, self.count(s.taken)) for v in s.operands)
+
+    def rounded(self, text: str, dtype: str) -> str:
+        return text if dtype == "f32" else f"rounded_to<{dtype}>({text})"
+
+    def over_features(self, s: Step, target: str, element: str) -> list[str]:
+        """Statements that combine ``element`` ``i`` over the features that the result lacks: in a lane, then lanes."""
+        at, combine = self.at, COMBINE[s.op.combine]
+        team = at.team
+
+        def summed(first: str, last: str, width: int, to: str) -> list[str]:
+            inner = loop("k", at.vector, [f"const int i = r * {at.vector} + k;", f"x = {combine}::of(x, {element});"])
+            lines = [f"float x = {literal(IDENTITY[s.op.combine])};"]
+            rows = f"for (int r = {first}; r < {last}; ++r)"
+            lines += ["#pragma unroll", *block(rows, block("if (t.there(r))", inner))]
+            return [*lines, f"{to} = {self.rounded(f'over_lanes<{combine}, {width}, {team}>(x)', s.dtype)};"]
+
+        if not s.axes:
+            return block("", summed("0", str(at.vectors), at.lanes, f"{target}[0]"))
+        if at.per_run <= at.lanes:
+            return loop("q", at.vectors, summed("q", "q + 1", at.per_run, f"{target}[q]"))
+        several = at.per_run // at.lanes
+        body = summed("q", f"q + {several}", at.lanes, f"{target}[q]")
+        body += loop("r", several - 1, [f"{target}[q + 1 + r] = {target}[q];"])
+        return ["#pragma unroll", *block(f"for (int q = 0; q < {at.vectors}; q += {several})", body)]
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Where a sum lies among those of its pass: ``first`` of ``count`` floats; of a softmax first ``scores`` maxima and
+    as many sums of weights, then the weighted values."""
+
+    step: Step
+    first: int
+    count: int
+    scores: int = 0
+
+
+class PassCode:
+    """The struct of one pass."""
+
+    def __init__(self, code: Code, each: Pass) -> None:
+        self.code, self.each, self.p = code, each, code.p
+        self.in_flight = in_flight(code.p, code.at, each)
+        self.kept: list[Kept] = []
+        first = 0
+        for s in each.sums:
+            scores = code.count(self.p.axes(s.operands[0])) if s.op.combine == "softmax" else 0
+            self.kept.append(Kept(s, first, code.count(s.taken), scores))
+            first += self.kept[-1].count + 2 * scores
+        self.count = first
+        accesses = [code.access(name) for name in each.reads]
+        self.words = dict(zip(each.reads, accesses, strict=True))
+        reads = [*(a.read for a in accesses), *(s.write for s in each.stores if s.write)]
+        self.indices: dict[int, list[int]] = {}
+        for r in reads:
+            if r.index >= 0:
+                self.indices.setdefault(r.index, []).append(r.number)
+
+    def row(self) -> list[str]:
+        """Members of what is loaded of an edge."""
+        words = [f"u32 w{self.code.numbers[name]}[{a.words}];" for name, a in self.words.items()]
+        return [*(f"u32 at{index};" for index in self.indices), *words]
+
+    def find(self) -> list[str]:
+        """Statements that look the rows of an edge up."""
+        lines = []
+        for index, (wide, rows) in self._named.items():
+            lines.append(f"row.at{index} = row_of<{wide}>(p.tensors[{index}], at, {rows}, exist);")
+        return lines
+
+    def named(self) -> list[str]:
+        """A call of ``of`` for each index of the pass."""
+        return [f"of({index}, {wide}, {rows});" for index, (wide, rows) in self._named.items()]
+
+    @property
+    def _named(self) -> dict[int, tuple[str, str]]:
+        """Of each index whether it is i64, and C++ of how many rows it names, in the smallest table."""
+        found = {}
+        for index, tables in self.indices.items():
+            first, *others = dict.fromkeys(tables)
+            rows = f"p.rows[{first}]"
+            for other in others:
+                rows = f"least({rows}, p.rows[{other}])"
+            found[index] = ("true" if self.p.pipeline.tensors[index].dtype == "i64" else "false", rows)
+        return found
+
+    def load(self) -> list[str]:
+        lines = []
+        for name, a in self.words.items():
+            lines += a.load(f"row.w{self.code.numbers[name]}", self._row(a.read.index, "row."))
+        return lines
+
+    def _row(self, index: int, of: str) -> str:
+        return f"{of}at{index}" if index >= 0 else "(u32)at"
+
+    def step(self) -> list[str]:
+        lines = []
+        for name, a in self.words.items():
+            value = self.code.name(name)
+            lines += [f"float {value}[{a.count}];", a.unpacked(value, f"row.w{self.code.numbers[name]}")]
+        for s in self.each.steps:
+            lines += self.code.value(s)
+        for s in self.each.stores:
+            assert s.write is not None
+            access = Access(self.p, self.code.at, s.write)
+            lines += access.store(self.code.name(s.operands[0]), self._row(s.write.index, "row."), "")
+        for k in self.kept:
+            lines += self._weigh(k) if k.scores else self._over(k, self._combined(k))
+        return lines
+
+    def _over(self, k: Kept, line: str) -> list[str]:
+        return loop("i", k.count, [line])
+
+    def _combined(self, k: Kept) -> str:
+        operands = [self.code.at_index(v, k.count) for v in k.step.operands]
+        to = f"s.v[{k.first} + i]"
+        if k.step.op.combine == "sum" and len(operands) > 1:
+            return f"{to} = fma_({' * '.join(operands[:-1])}, {operands[-1]}, {to});"
+        return f"{to} = {COMBINE[k.step.op.combine]}::of({to}, {' * '.join(operands)});"
+
+    def _weigh(self, k: Kept) -> list[str]:
+        score, values = k.step.operands[0], k.step.operands[1:]
+        at_score = self.code.name(score) + ("[j]" if k.scores > 1 else "[0]")
+        weights = f"keep{k.first}", f"weight{k.first}"
+        lines = [f"float {weights[0]}[{k.scores}], {weights[1]}[{k.scores}];"]
+        place = f"s.v[{k.first} + j], s.v[{k.first + k.scores} + j]"
+        lines += loop("j", k.scores, [f"weigh({at_score}, {place}, {weights[0]}[j], {weights[1]}[j]);"])
+        j = self._score_of(k)
+        value = " * ".join(self.code.at_index(v, k.count) for v in values)
+        to = f"s.v[{k.first + 2 * k.scores} + i]"
+        return [*lines, *self._over(k, f"{to} = fma_({to}, {weights[0]}[{j}], {weights[1]}[{j}] * ({value}));")]
+
+    def _score_of(self, k: Kept) -> str:
+        """C++ of the score of element ``i``."""
+        return "0" if k.scores == 1 else "i" if k.scores == k.count else f"i / {self.code.at.vector}"
+
+    def clear(self) -> list[str]:
+        lines = []
+        for k in self.kept:
+            if k.scores:
+                lines += loop("j", k.scores, [f"v[{k.first} + j] = {literal(float('-inf'))};"])
+                lines += loop("i", k.scores + k.count, [f"v[{k.first + k.scores} + i] = 0.0f;"])
+            else:
+                lines += self._over(k, f"v[{k.first} + i] = {literal(IDENTITY[k.step.op.combine])};")
+        return lines
+
+    def add(self) -> list[str]:
+        """Statements that merge the sums ``o`` of other edges."""
+        lines = []
+        for k in self.kept:
+            if not k.scores:
+                at = f"v[{k.first} + i]"
+                lines += self._over(k, f"{at} = {COMBINE[k.step.op.combine]}::of({at}, o.{at});")
+                continue
+            scores, j = k.scores, self._score_of(k)
+            own, other = f"own{k.first}", f"other{k.first}"
+            lines.append(f"float {own}[{scores}], {other}[{scores}];")
+            most, weight = f"v[{k.first} + j]", f"v[{k.first + scores} + j]"
+            lines += loop(
+                "j", scores,
+                [
+                    f"shares({most}, o.{most}, {own}[j], {other}[j]);",
+                    f"{weight} = {weight} * {own}[j] + o.{weight} * {other}[j];",
+                ],
+            )  # fmt: skip
+            at = f"v[{k.first + 2 * scores} + i]"
+            lines += self._over(k, f"{at} = {at} * {own}[{j}] + o.{at} * {other}[{j}];")
+        return lines
+
+    def call(self, number: int) -> list[str]:
+        """The pass in a node's code, and what its sums become."""
+        body = [f"typename Pass{number}::Sums s;", "s.clear();"]
+        body.append(f"if (!how.template sum<Pass{number}>(p, t, f, n, s)) return;")
+        for k in self.kept:
+            body += self._finish(k)
+        return block("", body)
+
+    def _finish(self, k: Kept) -> list[str]:
+        s, code = k.step, self.code
+        at = f"s.v[{k.first} + i]"
+        if k.scores:
+            j = self._score_of(k)
+            text = f"weighed(s.v[{k.first} + {j}], s.v[{k.first + k.scores} + {j}], s.v[{k.first + 2 * k.scores} + i])"
+            text = f"how.from == how.to ? 0.0f : {text}"
+            return self._over(k, f"{code.name(s.makes)}[i] = {code.rounded(f'({text})', s.dtype)};")
+        if s.taken != s.axes:
+            return code.over_features(s, code.name(s.makes), at)
+        empty = s.op.attr("empty")
+        text = at if empty is None else f"(how.from == how.to ? {literal(float(empty))} : {at})"
+        return self._over(k, f"{code.name(s.makes)}[i] = {code.rounded(text, s.dtype)};")

@@ -1,0 +1,164 @@
+"""The family of segments: for each node what the values of its edges sum to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from math import ceil
+
+from tilestream.devices import Device
+from tilestream.errors import InputError, TilestreamError
+from tilestream.ir.pipeline import DTYPE_BYTES, Pipeline, Role, Stage
+from tilestream.kernels.costs import Counts
+from tilestream.kernels.kernel import NO_ROW, Footprint, Frame, Kernel, halves
+from tilestream.kernels.parts.params import Field, Struct
+from tilestream.kernels.parts.source import Call, KernelSource, Space
+from tilestream.kernels.parts.templating import rendered
+from tilestream.kernels.segments.code import Code
+from tilestream.kernels.segments.layout import SLOTS, THREADS, WARP, Layout, layout, registers
+from tilestream.kernels.segments.model import Program, is_ragged, program
+
+WORDS = 4
+"""64-bit words of the record that ``give_up`` of lanes.cuh leaves: claimed | what, where | rows | found."""
+RESIDENT = 4
+"""CTAs of an SM, at least."""
+CTAS_PER_SM = 2
+"""Of a launch, at least: as many as take busy nodes where there are few nodes."""
+UNKNOWN = 2**31 - 1
+
+
+class SegmentsKernel(Kernel):
+    """The kernel of a launch of one stage with a ragged axis."""
+
+    family = "segments"
+    starts_early = True
+    lanes = True
+
+    def __init__(self, launch: Pipeline) -> None:
+        super().__init__(launch)
+
+    @classmethod
+    def matches(cls, launch: Pipeline) -> bool:
+        return is_ragged(launch)
+
+    @cached_property
+    def program(self) -> Program:
+        """Raises ``VerifyError``."""
+        return program(self.launch)
+
+    @cached_property
+    def layout(self) -> Layout:
+        """Raises ``VerifyError``."""
+        return layout(self.program)
+
+    @cached_property
+    def code(self) -> Code:
+        return Code(self.program, self.layout)
+
+    def check(self) -> None:
+        assert self.layout
+
+    @property
+    def sums(self) -> int:
+        """Floats of a lane's sums, in the pass that has most."""
+        return max((each.count for each in self.code.passes), default=0)
+
+    @property
+    def shared_bytes(self) -> int:
+        """What the warps of a CTA leave each other of a busy node."""
+        return 4 * (THREADS // WARP) * self.layout.lanes * max(1, self.sums)
+
+    def footprint(self, stage: Stage, limit: int) -> Footprint:
+        return Footprint(
+            self.shared_bytes, registers(self.program, self.layout), (("sums of a busy node", self.shared_bytes),)
+        )
+
+    def cost(self, rows: int, device: Device) -> Counts:
+        from tilestream.kernels.segments.cost import cost
+
+        return cost(self.program, self.layout, rows, device)
+
+    def _emit(self, stamped: bool, annotate: bool) -> KernelSource:
+        code, space = self.code, self.program.space
+        text = rendered(
+            "segments.cu.j2", self.launch, code=code, at=self.layout, runs=space.runs, run=space.run, threads=THREADS,
+            slots=SLOTS, resident=RESIDENT, params=self.argument,
+        )  # fmt: skip
+        return KernelSource(self.launch, text, self.shared_bytes, self.argument, ((0, 0),))
+
+    @cached_property
+    def argument(self) -> Struct:
+        count = len(self.launch.tensors)
+        names = ", ".join(f"{n} {t.name}" for n, t in enumerate(self.launch.tensors)).replace("\\", "/")
+        return Struct(
+            "Params",
+            (
+                Field("void*", "tensors", count, note=names),
+                Field("long long", "strides", count, note="bytes from row to row"),
+                Field("long long", "rows", count),
+                Field("const int*", "starts"),
+                Field("const int*", "busy", note="or null"),
+                Field("float*", "partials"),
+                Field("u32*", "arrived"),
+                Field("u64*", "record"),
+                Field("int", "nodes"),
+                Field("int", "edges"),
+                Field("int", "busy_words"),
+            ),
+        )
+
+    @cached_property
+    def frame(self) -> Frame:
+        return Frame(1, "as many as nodes take", THREADS, warpgroups=0, together=False, words=WORDS)
+
+    def grid(self, rows: int, sms: int) -> int:
+        """CTAs of a launch on ``rows`` nodes."""
+        return max(CTAS_PER_SM * sms, ceil(rows * self.layout.team / THREADS))
+
+    @cached_property
+    def space(self) -> Space:
+        """Partial sums of nodes that several CTAs share, and how many of a node's pieces have come."""
+        shared = self.program.busy >= 0 and len(self.code.passes) == 1
+        if not shared:
+            return Space((("partials", 4), ("arrived", 4)), frozenset(("arrived",)))
+        partials = 4 * SLOTS * self.layout.lanes * max(1, self.sums)
+        return Space((("partials", partials), ("arrived", 4 * SLOTS)), frozenset(("arrived",)))
+
+    def pack(self, source: KernelSource, call: Call) -> bytes:
+        tensors, p = self.launch.tensors, self.program
+        where = [call.where[t.name] for t in tensors]
+        strides = []
+        for t, at in zip(tensors, where, strict=True):
+            size = DTYPE_BYTES.get(t.dtype, 0)
+            # Only rows of matrices may lie apart.
+            is_matrix = len(t.axes) == 2 and t.role is not Role.OUTPUT
+            strides.append(size * (at.stride if is_matrix else _width(t.shape if t.axes and t.axes[0].size is None else t.shape[1:])))
+        edges = next((at.rows for t, at in zip(tensors, where, strict=True) if t.axes and t.axes[0].name == p.edges), UNKNOWN)
+        busy = where[p.busy] if p.busy >= 0 else None
+        return source.params.pack(
+            tensors=[at.address for at in where], strides=strides, rows=[at.rows for at in where],
+            starts=where[p.bounds].address, busy=busy.address if busy else 0, busy_words=busy.rows if busy else 0,
+            partials=call.at["partials"], arrived=call.at["arrived"], record=call.dump,
+            nodes=call.part.rows, edges=edges,
+        )  # fmt: skip
+
+    def error(self, words: Sequence[int]) -> TilestreamError:
+        return InputError(self.describe(words), NO_ROW)
+
+    def describe(self, words: Sequence[int]) -> str:
+        (what, at), rows, found = halves(words, 2)[1], words[2], words[3]
+        tensors = self.launch.tensors
+        if what >= len(tensors):
+            name = tensors[self.program.bounds].name
+            return f"bounds {name!r} of pipeline {self.launch.name!r}: those of position {at} are {rows} to {found}"
+        return (
+            f"index {tensors[what].name!r} of pipeline {self.launch.name!r} is {found} at edge {at}, and the rows that it"
+            f" names are {rows}"
+        )
+
+
+def _width(sizes: Sequence[int]) -> int:
+    made = 1
+    for n in sizes:
+        made *= n
+    return made

@@ -1,0 +1,126 @@
+"""How a node's features lie in the lanes of its team, and how many edges are on their way at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+
+from tilestream.errors import VerifyError
+from tilestream.ir.pipeline import DTYPE_BYTES
+from tilestream.kernels.segments.model import Pass, Place, Program, Read
+
+WARP, THREADS = 32, 256
+LANE_BYTES = 16
+"""What a lane loads at once, at most."""
+MOST_IN_FLIGHT, ROW_WORDS = 8, 40
+"""Edges whose rows a team waits for at once, and registers of a lane for them."""
+MOST_REGISTERS = 150
+"""Of sums, values of the node and of an edge: wider programs spill."""
+SLOTS = 2048
+"""Pieces of nodes that several CTAs share: ``PIECE_EDGES`` of segments.cuh bounds them."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Slot ``s = lane + r lanes`` has ``vector`` neighbouring elements of run ``s / per_run``.
+
+    Attributes:
+        vector: elements of a vector.
+        per_run: slots of a run, of which the first ``run / vector`` have elements.
+        lanes: of a team that share the features.
+        vectors: slots of a lane.
+        at_once: edges of a node side by side, where one's features take few lanes.
+    """
+
+    vector: int
+    per_run: int
+    lanes: int
+    vectors: int
+    at_once: int
+
+    @property
+    def team(self) -> int:
+        """Lanes of a team."""
+        return self.lanes * self.at_once
+
+    @property
+    def elements(self) -> int:
+        """Of a lane, those that are not there included."""
+        return self.vector * self.vectors
+
+
+def layout(p: Program) -> Layout:
+    """The layout of a program.
+
+    Raises:
+        VerifyError: a lane would hold more than it has registers for.
+    """
+    space = p.space
+    widest = min((DTYPE_BYTES[r.tensor.dtype] for r in _wide(p)), default=4)
+    vector = _power_in(space.run, LANE_BYTES // widest)
+    per_run = space.run // vector
+    if any(s.axes == space.prefix != s.taken for s in p.steps.values() if s.op.kind == "product"):
+        per_run = _power_above(per_run)  # lanes of a run are summed by halves
+    slots = per_run * space.runs
+    lanes = min(WARP, _power_above(slots))
+    made = Layout(vector, per_run, lanes, ceil(slots / lanes), 1)
+    held = registers(p, made)
+    if held > MOST_REGISTERS:
+        raise VerifyError(
+            f"pipeline {p.pipeline.name!r}: {made.elements} elements of each value a lane take about {held} registers"
+            f" > {MOST_REGISTERS}",
+            "cut it along the features",
+        )
+    return made
+
+
+def _wide(p: Program) -> list[Read]:
+    """What is read of every edge along the features, else all that is read and written along them."""
+    inner = p.space.axes[-1:]
+    every = [r for r in (*p.reads.values(), *(s.write for s in p.stores if s.write)) if r.axes[-1:] == inner]
+    return [r for r in every if r.place is Place.EDGE] or every
+
+
+def count(p: Program, at: Layout, axes: tuple[str, ...]) -> int:
+    """Registers of a value along ``axes``: one; one a vector, where all elements of a run are alike; or one each."""
+    if not axes:
+        return 1
+    return at.vectors if set(axes) <= set(p.space.prefix) else at.elements
+
+
+def row_words(p: Program, at: Layout, each: Pass) -> int:
+    """Registers of what one edge's rows are loaded to."""
+    total = 0
+    for name in each.reads:
+        r = p.reads[name]
+        n = count(p, at, r.axes)
+        total += n if DTYPE_BYTES[r.tensor.dtype] == 4 or n < at.elements else ceil(n / 2)
+    return total
+
+
+def in_flight(p: Program, at: Layout, each: Pass) -> int:
+    """Edges of a pass whose rows are loaded before any is used."""
+    words = max(1, row_words(p, at, each))
+    return max(1, min(MOST_IN_FLIGHT, 2 ** ((ROW_WORDS // words).bit_length() - 1))) if words <= ROW_WORDS else 1
+
+
+def registers(p: Program, at: Layout) -> int:
+    """An estimate of what a lane holds: sums of the largest pass, values of the node that live on, an edge's rows."""
+    sums = max((sum(count(p, at, s.taken) for s in each.sums) for each in p.passes), default=0)
+    rows = max((row_words(p, at, each) for each in p.passes), default=0)
+    nodes = sum(count(p, at, p.axes(name)) for name in _of_nodes_in_passes(p))
+    return 24 + sums + rows + nodes
+
+
+def _of_nodes_in_passes(p: Program) -> set[str]:
+    used = {name for each in p.passes for s in (*each.steps, *each.sums) for name in s.operands}
+    return {name for name in used if (p.reads.get(name) or p.steps[name]).place is not Place.EDGE}
+
+
+def _power_in(n: int, most: int) -> int:
+    """The largest power of two that divides ``n``, up to ``most``."""
+    return min(n & -n, most)
+
+
+def _power_above(n: int) -> int:
+    return 1 << (n - 1).bit_length()
