@@ -16,7 +16,7 @@ from tilestream.cuda.workspace import Memory, Workspaces
 from tilestream.errors import DeviceError, InputError
 from tilestream.ir.dtypes import ELEMENT_DTYPES, TORCH_DTYPES
 from tilestream.ir.pipeline import Pipeline, Role, Tensor
-from tilestream.ir.taps import rows_given
+from tilestream.ir.taps import ragged_sizes, rows_given
 from tilestream.kernels.families import kernel_of
 from tilestream.kernels.kernel import Frame
 from tilestream.kernels.parts.params import TIMEOUT_NS, Where
@@ -101,9 +101,9 @@ def _check_room(function: driver.Function, frame: Frame, source: KernelSource, s
         raise DeviceError(f"kernel {source.name} does not fit an SM of this GPU", "plan for this GPU")
 
 
-def _shape(t: Tensor, rows: int) -> tuple[int, ...]:
-    """The whole shape: sizes that the pipeline does not know are the launch's rows."""
-    return tuple(rows if a.size is None else a.size for a in t.axes)
+def _shape(t: Tensor, rows: int, sizes: Mapping[str, int]) -> tuple[int, ...]:
+    """The whole shape: what the pipeline does not know is in ``sizes``, or the launch's rows."""
+    return tuple(sizes.get(a.name, rows) if a.size is None else a.size for a in t.axes)
 
 
 def _where(t: torch.Tensor) -> Where:
@@ -180,10 +180,11 @@ class CompiledPipeline:
             launch.check()
         inputs = tuple(t.name for t in self.pipeline.by_role(Role.INPUT))
         wanted = (*self.pipeline.by_role(Role.INPUT), *self.pipeline.by_role(Role.PARAMETER))
-        have = {t.name: self._checked(t, tensors, rows) for t in wanted}
+        sizes = ragged_sizes(self.pipeline, lambda name: tensors[name].shape[0] if name in tensors else 0)
+        have = {t.name: self._checked(t, tensors, rows, sizes) for t in wanted}
         rows_given(self.pipeline, lambda name: rows if name in inputs else have[name].shape[0], inputs)
         given = out or {}
-        results = {t.name: self._writable(t, given, rows, have) for t in self.outputs}
+        results = {t.name: self._writable(t, given, rows, have, sizes) for t in self.outputs}
         bound = self.bind(have, rows, written=tuple(results))
         with torch.cuda.device_of(next(iter(results.values()))):
             bound(tuple(results.values()))
@@ -215,14 +216,16 @@ class CompiledPipeline:
             self._turners[names] = Turner([self.pipeline.tensor(name) for name in names], self.device)
         return self._turners[names]
 
-    def empty(self, t: Tensor, rows: int) -> torch.Tensor:
-        return torch.empty(_shape(t, rows), dtype=TORCH_DTYPES[t.dtype], device=self.device)
+    def empty(self, t: Tensor, rows: int, sizes: Mapping[str, int]) -> torch.Tensor:
+        return torch.empty(_shape(t, rows, sizes), dtype=TORCH_DTYPES[t.dtype], device=self.device)
 
-    def _checked(self, t: Tensor, tensors: Mapping[str, torch.Tensor], rows: int) -> torch.Tensor:
+    def _checked(
+        self, t: Tensor, tensors: Mapping[str, torch.Tensor], rows: int, sizes: Mapping[str, int]
+    ) -> torch.Tensor:
         value = tensors.get(t.name)
         if value is None:
             raise InputError(f"tensor {t.name!r} is missing", "give every input and parameter of the pipeline")
-        want = _shape(t, rows)
+        want = _shape(t, rows, sizes)
         if t.role is Role.PARAMETER and t.axes and t.axes[0].size is None:  # a table of any number of rows
             want = (*value.shape[:1], *want[1:])
         if tuple(value.shape) != want or value.dtype != ELEMENT_DTYPES[t.dtype] or value.device != self.device:
@@ -236,12 +239,17 @@ class CompiledPipeline:
         return value.clone(memory_format=torch.contiguous_format)
 
     def _writable(
-        self, t: Tensor, out: Mapping[str, torch.Tensor], rows: int, have: Mapping[str, torch.Tensor]
+        self,
+        t: Tensor,
+        out: Mapping[str, torch.Tensor],
+        rows: int,
+        have: Mapping[str, torch.Tensor],
+        sizes: Mapping[str, int],
     ) -> torch.Tensor:
         """The output given, or a new one. Tiles are stored while others are still read: the memory must be its own."""
         if t.name not in out:
-            return self.empty(t, rows)
-        value = self._checked(t, out, rows)
+            return self.empty(t, rows, sizes)
+        value = self._checked(t, out, rows, sizes)
         if rows and not addressable(value):
             raise InputError(
                 f"kernels cannot write output {t.name!r}: strides {value.stride()}, address {value.data_ptr():#x}",
@@ -298,7 +306,7 @@ class Bound:
             driver.ensure_context(self._device)
             _thread.ready = True
         if self._compiled.buffers:
-            tensors = [*tensors, *[self._compiled.empty(t, self._rows) for t in self._compiled.buffers]]
+            tensors = [*tensors, *[self._compiled.empty(t, self._rows, {}) for t in self._compiled.buffers]]
         stream = torch._C._cuda_getCurrentRawStream(self._device)
         key = (stream, *map(_address, tensors))
         if torch._C._cuda_isCurrentStreamCapturing():

@@ -13,7 +13,7 @@ from math import ceil
 
 from tilestream.errors import InputError, VerifyError
 from tilestream.ir.axes import ROWS, At
-from tilestream.ir.pipeline import Pipeline, Tensor, Tile, TileOp
+from tilestream.ir.pipeline import Pipeline, Role, Tensor, Tile, TileOp
 
 ATTRIBUTES = ("height", "width", "stride_y", "stride_x", "y", "x")
 """Of a load of pixels; ``bulk=1`` beside them asks for copies in the im2col mode of the tensor memory accelerator."""
@@ -153,8 +153,19 @@ def sizes_at(p: Pipeline, rows: int) -> dict[str, int]:
     return {**p.sizes(), ROWS.name: rows, **images}
 
 
+def ragged_sizes(p: Pipeline, length: Callable[[str], int]) -> dict[str, int]:
+    """Positions of the ragged axes that what a call gives has.
+
+    Args:
+        length: of a tensor's first dimension.
+    """
+    given = [t for t in p.tensors if t.role is not Role.OUTPUT and t.axes and t.axes[0].name in p.ragged]
+    return {t.axes[0].name: length(t.name) for t in given}
+
+
 def rows_given(p: Pipeline, length: Callable[[str], int], inputs: tuple[str, ...]) -> int:
-    """How many rows a call has: those of ``inputs``, and the output pixels of all pictures.
+    """How many rows a call has: those of ``inputs``, and the output pixels of all pictures; where an axis is ragged, the
+    positions that it has bounds of.
 
     Args:
         length: of a tensor's first dimension.
@@ -162,6 +173,9 @@ def rows_given(p: Pipeline, length: Callable[[str], int], inputs: tuple[str, ...
     Raises:
         InputError: they are unequal, or nothing says how many.
     """
+    outermost = next((a for a in p.ragged.values() if a.of not in p.ragged), None)
+    if outermost is not None:
+        return length(outermost.bounds) - 1
     counts = [(f"input {name!r} has", name, "", length(name)) for name in inputs]
     for name, pixels in pictures(p).items():
         counts.append((f"pictures {name!r} make", name, f"{length(name)} x {pixels} = ", length(name) * pixels))

@@ -61,12 +61,14 @@ class Kernel(ABC):
         needs_rows: without rows it has nothing to do.
         starts_early: whether it waits for the kernel in front itself, behind what it can do before (programmatic
             dependent launch): loading weights, which a launch in front must not write then.
+        host_lanes: threads of a CTA on the host's machine, of a kernel written in lanes (lanes.cuh); 0 of others.
     """
 
     family: ClassVar[str]
     closed_form: ClosedForm | None = None
     needs_rows: ClassVar[bool] = True
     starts_early: ClassVar[bool] = False
+    host_lanes: ClassVar[int] = 0
 
     def __init__(self, launch: Pipeline) -> None:
         self.launch = launch

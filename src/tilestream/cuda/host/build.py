@@ -28,14 +28,16 @@ from tilestream.errors import CompileError, TilestreamError
 from tilestream.ir.dtypes import TORCH_DTYPES
 from tilestream.ir.launches import cut_at_dram
 from tilestream.ir.pipeline import Pipeline, Role
-from tilestream.ir.taps import rows_given
+from tilestream.ir.taps import ragged_sizes, rows_given
 from tilestream.kernels.families import kernel_of
 from tilestream.kernels.kernel import Kernel
 from tilestream.kernels.parts.headers import headers
 from tilestream.kernels.parts.params import Where
-from tilestream.kernels.parts.source import Call, Part
+from tilestream.kernels.parts.source import Call, KernelSource, Part
 
 TRAP, RACE = 42, 66  # exit codes: of the machine's trap, and of ThreadSanitizer
+LANES_FILES = ("lanes.cuh", "lanes_run.h", "ptx.cuh", "machine.h")
+"""The host's machine of kernels whose lanes are threads."""
 MOST_CTAS = 4  # of a launch whose only stage may have any number
 OF_FILE = 1 << 56
 """In an address of a kernel's argument: it is one of the launch's file (``fill`` of run.cuh)."""
@@ -142,10 +144,10 @@ def _launches(
     logs: list[LaunchLog] = []
     inputs = tuple(t.name for t in pipeline.by_role(Role.INPUT))
     rows = rows_given(pipeline, lambda name: tensors[name].shape[0], inputs)
-    have = dict(tensors)
+    have, sizes = dict(tensors), ragged_sizes(pipeline, lambda name: tensors[name].shape[0])
     for launch in cut_at_dram(pipeline):
         for t in launch.by_role(Role.OUTPUT):
-            shape = [rows if a.size is None else a.size for a in t.axes]
+            shape = [sizes.get(a.name, rows) if a.size is None else a.size for a in t.axes]
             # NaNs: an element that nobody writes shows
             have[t.name] = torch.full(shape, float("nan"), dtype=TORCH_DTYPES[t.dtype])
         if rows or not kernel_of(launch).needs_rows:
@@ -161,7 +163,6 @@ def _run(
     if why:
         raise ValueError(why)
     source, frame, arena = kernel.source(stamped), kernel.frame, Arena()
-    program = compile_for_host(replace(source, text=kernel.host_text(source.text)), options)
     where = {t.name: arena.where(tensors[t.name]) for t in kernel.launch.tensors}
     copies = {f"packed {k}": bytes_of(pack(spec, tensors[spec.weight])) for k, spec in enumerate(kernel.packs)}
     at = {}
@@ -176,10 +177,7 @@ def _run(
     call = Call(
         where, at, OF_FILE + dump, Part(0, rows, rows), MAPS, int(options.flag_limit_s * 1e9), (OF_FILE + written, room)
     )
-    group = max(frame.cluster, *(s.group for s in kernel.launch.stages))
-    shape = (grid, group)
-    run = partial(execute, program, source=source, ctas=shape, options=options, warpgroups=frame.warpgroups)
-    done, raw = run_file(arena, kernel.pack(source, call), run)
+    done, raw = run_file(arena, kernel.pack(source, call), _runner(kernel, source, grid, options))
     if frame.words:
         record.words.copy_(left_at(raw, dump, record.words))
         record.check()
@@ -189,6 +187,18 @@ def _run(
     if not source.stamped:
         return []
     return [stamps.read(raw[written : written + stamps.buffer_bytes(grid, room)], source, rows, grid, room)]
+
+
+def _runner(
+    kernel: Kernel, source: KernelSource, grid: int, options: HostRun
+) -> Callable[[Path], subprocess.CompletedProcess[str]]:
+    """What runs a launch of ``grid`` CTAs on its file."""
+    if kernel.host_lanes:
+        shape = (grid, kernel.host_lanes, source.shared_bytes)
+        return run_in_lanes(source.text, source.name, f"ts::{source.params.name}", shape, options)
+    program = compile_for_host(replace(source, text=kernel.host_text(source.text)), options)
+    shape = (grid, max(kernel.frame.cluster, *(s.group for s in kernel.launch.stages)))
+    return partial(execute, program, source=source, ctas=shape, options=options, warpgroups=kernel.frame.warpgroups)
 
 
 def execute(
@@ -294,6 +304,29 @@ def compile_for_host(source: Source, options: HostRun) -> Path:
     machine = built(folder, parts, "machine.cpp", [*flags, *watch, "-O2", "-c"], ".o")
     texts.pop("machine.cpp")
     return built(folder, texts, "kernel", [*flags, *instrument, "-pthread", str(machine)], "")
+
+
+def run_in_lanes(
+    text: str, name: str, params: str, shape: tuple[int, int, int], options: HostRun
+) -> Callable[[Path], subprocess.CompletedProcess[str]]:
+    """What runs the kernel ``name`` of a text against the host's ``lanes.cuh`` on an arena's file.
+
+    Args:
+        params: the type of its argument.
+        shape: CTAs, threads of each, bytes of shared memory.
+
+    Raises:
+        CompileError: as ``built``.
+    """
+    texts = headers() | {n: (files("tilestream.cuda.host") / n).read_text() for n in LANES_FILES}
+    texts["kernel"] = f'{text}\n#include "lanes_run.h"\nTS_LANES_MAIN({name}, {params})\n'
+    mutate(texts, options.mutations)
+    flags = ["-std=c++20", "-g1", "-O1", "-pthread", "-fno-strict-aliasing", "-Wall", "-Wno-unknown-pragmas"]
+    if options.sanitize:
+        flags.append("-fsanitize=thread")
+    program = built(options.folder or default_folder(), texts, "kernel", flags, "")
+    command = [str(n) for n in shape]
+    return lambda path: run_program([str(program), str(path), *command], name, options)
 
 
 def mutate(texts: dict[str, str], mutations: Sequence[Mutation]) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from importlib.resources import files
-from pathlib import Path
 
 import torch
 
@@ -14,18 +12,12 @@ from tilestream.cuda.host.build import (
     OF_FILE,
     Arena,
     HostRun,
-    built,
     bytes_of,
     check_ended,
-    default_folder,
     left_at,
-    mutate,
     run_file,
-    run_program,
+    run_in_lanes,
 )
-from tilestream.kernels.parts.headers import headers
-
-HOST_FILES = ("lanes.cuh", "lanes_run.h", "ptx.cuh", "machine.h")
 
 
 def on_lanes(call: LaneCall, ctas: int = 0, options: HostRun | None = None) -> list[torch.Tensor]:
@@ -72,22 +64,5 @@ def run_lanes(
     Raises:
         CompileError, HostRace: as ``build.run_on_host``.
     """
-    program = str(compiled(text, name, params, options))
-    numbers = [str(n) for n in shape]
-    done, raw = run_file(arena, packed, lambda path: run_program([program, str(path), *numbers], name, options))
+    done, raw = run_file(arena, packed, run_in_lanes(text, name, params, shape, options))
     return raw, partial(check_ended, name, done)
-
-
-def compiled(text: str, name: str, params: str, options: HostRun) -> Path:
-    """The program that runs the kernel ``name`` of a text against ``lanes.cuh``, whose argument is a ``params``.
-
-    Raises:
-        CompileError: as ``build.built``.
-    """
-    texts = headers() | {n: (files("tilestream.cuda.host") / n).read_text() for n in HOST_FILES}
-    texts["kernel"] = f'{text}#include "lanes_run.h"\nTS_LANES_MAIN({name}, {params})\n'
-    mutate(texts, options.mutations)
-    flags = ["-std=c++20", "-g1", "-O1", "-pthread", "-fno-strict-aliasing", "-Wall", "-Wno-unknown-pragmas"]
-    if options.sanitize:
-        flags.append("-fsanitize=thread")
-    return built(options.folder or default_folder(), texts, "kernel", flags, "")

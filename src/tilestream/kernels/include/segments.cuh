@@ -16,7 +16,7 @@
 
 namespace ts {
 
-constexpr int LONG = 64, PIECE_EDGES = 1024, MOST_PIECES = 1024;  // as in sorted_keys.cuh
+constexpr int LONG = 64, PIECE_EDGES = 1024;  // as where `busy` is made
 constexpr int BOUNDS = -1;  // what a record says where bounds go down, or beyond the edges
 
 struct Sum {
@@ -275,17 +275,18 @@ TS_DEV void bounds_of(const Params& p, int node, int& from, int& to) {
   if (from < 0 || to < from || to > p.edges) lanes::give_up(p.record, BOUNDS, node, from, to);
 }
 
-// An item of `busy`: a node, or one of several pieces of its edges.
+// An item of `busy`: a node, or one of several pieces of its edges. Partial sums of a node that begins at edge `from` lie from
+// slot 2 from / each on: nodes of more than `each` edges that follow each other have 2 slots and more for every `each` edges.
 template <class P>
-TS_DEV void busy_node(const typename P::Params& p, const typename P::Team& t, const typename P::Fixed& f, u32 shared, int at, int slot) {
-  const int node = p.busy[at], which = p.busy[at + 1], piece = which >> 16;
-  // Programs of several passes go along all edges in one CTA, as does who finds no room for partial sums.
-  const int pieces = P::PASSES > 1 || slot - piece + (which & 0xffff) > P::SLOTS ? 1 : which & 0xffff;
-  if (piece >= pieces) return;
+TS_DEV void busy_node(const typename P::Params& p, const typename P::Team& t, const typename P::Fixed& f, u32 shared, int item) {
+  const int node = p.busy[1 + 2 * item], which = p.busy[2 + 2 * item], piece = which >> 16, listed = which & 0xffff;
   int from, to;
   bounds_of(p, node, from, to);
-  const int each = (to - from + pieces - 1) / pieces, first = from + piece * each;
-  P::node(p, t, f, node, Together<P>{from, to, first, to - first < each ? to : first + each, slot - piece, piece, pieces, shared});
+  const int most = (p.edges - 1) / (P::SLOTS / 2) + 1, each = most > PIECE_EDGES ? most : PIECE_EDGES;
+  const int wanted = P::PASSES > 1 ? 1 : (to - from - 1) / each + 1, pieces = wanted < listed ? wanted : listed;
+  if (piece >= pieces) return;
+  const int part = (to - from - 1) / pieces + 1, first = from + piece * part, slot = (int)(2ll * from / each);
+  P::node(p, t, f, node, Together<P>{from, to, first, to - first < part ? to : first + part, slot, piece, pieces, shared});
 }
 
 template <class P>
@@ -296,11 +297,9 @@ TS_DEV void segments(const typename P::Params& p, u32 shared) {
   typename P::Fixed f;
   P::fixed(p, t, f);
   if (p.busy != nullptr) {
-    const int several = p.busy[1], single = p.busy[0];
+    const int items = p.busy[0];
 #pragma unroll 1
-    for (int k = lanes::block(); k < several; k += lanes::blocks()) busy_node<P>(p, t, f, shared, p.busy_words - 2 * (k + 1), k);
-#pragma unroll 1
-    for (int k = lanes::block(); k < single; k += lanes::blocks()) busy_node<P>(p, t, f, shared, 2 + 2 * k, 0);
+    for (int item = lanes::block(); item < items; item += lanes::blocks()) busy_node<P>(p, t, f, shared, item);
   }
   constexpr int TEAMS = P::THREADS / P::Team::TEAM;
 #pragma unroll 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tilestream.kernels.parts.snippets import expression, literal
@@ -83,7 +84,11 @@ class Code:
         left[:] = [name for name in left if name not in needed]
         lines = []
         for name in now:
-            lines += [self._unpack(name, f"w{self.numbers[name]}")] if name in self.p.reads else self.value(self.p.steps[name])
+            lines += (
+                [self._unpack(name, f"w{self.numbers[name]}")]
+                if name in self.p.reads
+                else self.value(self.p.steps[name])
+            )
         return lines
 
     def _load(self, value: str, row: str, words: str) -> list[str]:
@@ -95,7 +100,7 @@ class Code:
 
     def _counted(self, s: Step) -> list[str]:
         value = f"{literal(self.p.counted[s.makes])} * (float)(how.to - how.from)"
-        return self._assign(s, lambda i: self.rounded(value, s.dtype))
+        return self._assign(s, value)
 
     # -- values
 
@@ -108,29 +113,36 @@ class Code:
         """Statements that make a step's value; of an edge, its array as well."""
         declared = [f"float {self.name(s.makes)}[{self.count(s.axes)}];"] if s.place is Place.EDGE else []
         if s.op.kind == "product" and s.taken != s.axes:
-            return [*declared, *self.over_features(s, self.name(s.makes), self._product(s))]
-        return [*declared, *self._assign(s, lambda i: self.rounded(self._element(s), s.dtype))]
+            return [
+                *declared,
+                *self.over_features(s, self.name(s.makes), self.product(s.operands, self.count(s.taken))),
+            ]
+        return [*declared, *self._assign(s, self._element(s))]
 
-    def _assign(self, s: Step, element) -> list[str]:
+    def _assign(self, s: Step, element: str) -> list[str]:
         n = self.count(s.axes)
-        line = f"{self.name(s.makes)}[{'i' if n > 1 else '0'}] = {element(n)};"
+        line = f"{self.name(s.makes)}[{'i' if n > 1 else '0'}] = {element};"
         return loop("i", n, [line]) if n > 1 else [line]
 
     def _element(self, s: Step) -> str:
+        """C++ of element ``i`` of a step's value."""
         n = self.count(s.axes)
-        operands = [self.at_index(v, n) for v in s.operands]
         if s.op.kind == "fill":
             return literal(float(s.op.attr("value", 1.0) or 0.0))
         if s.op.kind == "product":
-            return " * ".join(operands)
+            return self.product(s.operands, n)
+        operands = [self.at_index(v, n) for v in s.operands]
+        if s.op.kind == "cast" and s.dtype != "f32":
+            return f"rounded_to<{s.dtype}>({operands[0]})"
         return operands[0] if s.op.kind in ALIKE else expression(s.op, operands)
 
-    def _product(self, s: Step) -> str:
-        """C++ of element ``i`` of what a product sums."""
-        return " * ".join(self.at_index(v, self.count(s.taken)) for v in s.operands)
-
-    def rounded(self, text: str, dtype: str) -> str:
-        return text if dtype == "f32" else f"rounded_to<{dtype}>({text})"
+    def product(self, operands: Sequence[str], of: int) -> str:
+        """C++ of the product of operands in a loop over ``of`` elements ``i``, each rounded to its dtype."""
+        taken = []
+        for v in operands:
+            dtype, text = self.p.rounds(v), self.at_index(v, of)
+            taken.append(f"rounded_to<{dtype}>({text})" if dtype else text)
+        return " * ".join(taken)
 
     def over_features(self, s: Step, target: str, element: str) -> list[str]:
         """Statements that combine ``element`` ``i`` over the features that the result lacks: in a lane, then lanes."""
@@ -142,7 +154,7 @@ class Code:
             lines = [f"float x = {literal(IDENTITY[s.op.combine])};"]
             rows = f"for (int r = {first}; r < {last}; ++r)"
             lines += ["#pragma unroll", *block(rows, block("if (t.there(r))", inner))]
-            return [*lines, f"{to} = {self.rounded(f'over_lanes<{combine}, {width}, {team}>(x)', s.dtype)};"]
+            return [*lines, f"{to} = over_lanes<{combine}, {width}, {team}>(x);"]
 
         if not s.axes:
             return block("", summed("0", str(at.vectors), at.lanes, f"{target}[0]"))
@@ -242,21 +254,21 @@ class PassCode:
         return loop("i", k.count, [line])
 
     def _combined(self, k: Kept) -> str:
-        operands = [self.code.at_index(v, k.count) for v in k.step.operands]
+        *others, last = k.step.operands
         to = f"s.v[{k.first} + i]"
-        if k.step.op.combine == "sum" and len(operands) > 1:
-            return f"{to} = fma_({' * '.join(operands[:-1])}, {operands[-1]}, {to});"
-        return f"{to} = {COMBINE[k.step.op.combine]}::of({to}, {' * '.join(operands)});"
+        if k.step.op.combine == "sum" and others:
+            return f"{to} = fma_({self.code.product(others, k.count)}, {self.code.product([last], k.count)}, {to});"
+        return f"{to} = {COMBINE[k.step.op.combine]}::of({to}, {self.code.product(k.step.operands, k.count)});"
 
     def _weigh(self, k: Kept) -> list[str]:
         score, values = k.step.operands[0], k.step.operands[1:]
-        at_score = self.code.name(score) + ("[j]" if k.scores > 1 else "[0]")
+        at_score = self.code.product([score], k.scores).replace("[i]", "[j]")
         weights = f"keep{k.first}", f"weight{k.first}"
         lines = [f"float {weights[0]}[{k.scores}], {weights[1]}[{k.scores}];"]
         place = f"s.v[{k.first} + j], s.v[{k.first + k.scores} + j]"
         lines += loop("j", k.scores, [f"weigh({at_score}, {place}, {weights[0]}[j], {weights[1]}[j]);"])
         j = self._score_of(k)
-        value = " * ".join(self.code.at_index(v, k.count) for v in values)
+        value = self.code.product(values, k.count)
         to = f"s.v[{k.first + 2 * k.scores} + i]"
         return [*lines, *self._over(k, f"{to} = fma_({to}, {weights[0]}[{j}], {weights[1]}[{j}] * ({value}));")]
 
@@ -312,9 +324,9 @@ class PassCode:
             j = self._score_of(k)
             text = f"weighed(s.v[{k.first} + {j}], s.v[{k.first + k.scores} + {j}], s.v[{k.first + 2 * k.scores} + i])"
             text = f"how.from == how.to ? 0.0f : {text}"
-            return self._over(k, f"{code.name(s.makes)}[i] = {code.rounded(f'({text})', s.dtype)};")
+            return self._over(k, f"{code.name(s.makes)}[i] = {text};")
         if s.taken != s.axes:
             return code.over_features(s, code.name(s.makes), at)
         empty = s.op.attr("empty")
-        text = at if empty is None else f"(how.from == how.to ? {literal(float(empty))} : {at})"
-        return self._over(k, f"{code.name(s.makes)}[i] = {code.rounded(text, s.dtype)};")
+        text = at if empty is None else f"how.from == how.to ? {literal(float(empty))} : {at}"
+        return self._over(k, f"{code.name(s.makes)}[i] = {text};")

@@ -32,10 +32,7 @@ class SegmentsKernel(Kernel):
 
     family = "segments"
     starts_early = True
-    lanes = True
-
-    def __init__(self, launch: Pipeline) -> None:
-        super().__init__(launch)
+    host_lanes = 64
 
     @classmethod
     def matches(cls, launch: Pipeline) -> bool:
@@ -82,7 +79,7 @@ class SegmentsKernel(Kernel):
         code, space = self.code, self.program.space
         text = rendered(
             "segments.cu.j2", self.launch, code=code, at=self.layout, runs=space.runs, run=space.run, threads=THREADS,
-            slots=SLOTS, resident=RESIDENT, params=self.argument,
+            host_threads=self.host_lanes, slots=SLOTS, resident=RESIDENT, params=self.argument,
         )  # fmt: skip
         return KernelSource(self.launch, text, self.shared_bytes, self.argument, ((0, 0),))
 
@@ -103,7 +100,6 @@ class SegmentsKernel(Kernel):
                 Field("u64*", "record"),
                 Field("int", "nodes"),
                 Field("int", "edges"),
-                Field("int", "busy_words"),
             ),
         )
 
@@ -132,12 +128,17 @@ class SegmentsKernel(Kernel):
             size = DTYPE_BYTES.get(t.dtype, 0)
             # Only rows of matrices may lie apart.
             is_matrix = len(t.axes) == 2 and t.role is not Role.OUTPUT
-            strides.append(size * (at.stride if is_matrix else _width(t.shape if t.axes and t.axes[0].size is None else t.shape[1:])))
-        edges = next((at.rows for t, at in zip(tensors, where, strict=True) if t.axes and t.axes[0].name == p.edges), UNKNOWN)
+            strides.append(
+                size
+                * (at.stride if is_matrix else _width(t.shape if t.axes and t.axes[0].size is None else t.shape[1:]))
+            )
+        edges = next(
+            (at.rows for t, at in zip(tensors, where, strict=True) if t.axes and t.axes[0].name == p.edges), UNKNOWN
+        )
         busy = where[p.busy] if p.busy >= 0 else None
         return source.params.pack(
             tensors=[at.address for at in where], strides=strides, rows=[at.rows for at in where],
-            starts=where[p.bounds].address, busy=busy.address if busy else 0, busy_words=busy.rows if busy else 0,
+            starts=where[p.bounds].address, busy=busy.address if busy else 0,
             partials=call.at["partials"], arrived=call.at["arrived"], record=call.dump,
             nodes=call.part.rows, edges=edges,
         )  # fmt: skip

@@ -17,7 +17,7 @@ MOST_IN_FLIGHT, ROW_WORDS = 8, 40
 MOST_REGISTERS = 150
 """Of sums, values of the node and of an edge: wider programs spill."""
 SLOTS = 2048
-"""Pieces of nodes that several CTAs share: ``PIECE_EDGES`` of segments.cuh bounds them."""
+"""Pieces of nodes that several CTAs share, at most: their partial sums have room."""
 
 
 @dataclass(frozen=True)

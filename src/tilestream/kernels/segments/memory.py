@@ -123,10 +123,16 @@ class Access:
         if self.packed:
             each = self.at.vector // self.per_word
             one = f"fetch<{self.at_once}, {self.at.vector * self.bytes}>"
-            lines += loop("r", self.at.vectors, [f"{one}({words} + r * {each}, from + {self.bytes} * ({self.place()}), t.there(r));"])
+            lines += loop(
+                "r",
+                self.at.vectors,
+                [f"{one}({words} + r * {each}, from + {self.bytes} * ({self.place()}), t.there(r));"],
+            )
         else:
             lines += self._each(
-                lambda n, there: f"fetch<{self.bytes}, {self.bytes}>({words} + {n}, from + {self.bytes} * ({self.place()}), {there});"
+                lambda n, there: (
+                    f"fetch<{self.bytes}, {self.bytes}>({words} + {n}, from + {self.bytes} * ({self.place()}), {there});"
+                )
             )
         return block("", lines)
 
@@ -154,11 +160,16 @@ class Access:
         if not self.read.axes:
             conditions.append("t.lane == 0")
         elif self.by_vector:
-            conditions += ["t.inner(r) == 0", *(f"{self.coordinate(a)} == 0" for a in missing if a in self.p.space.prefix)]
+            conditions += [
+                "t.inner(r) == 0",
+                *(f"{self.coordinate(a)} == 0" for a in missing if a in self.p.space.prefix),
+            ]
         else:
             conditions += [f"{self.coordinate(a)} == 0" for a in missing]
         place = f"to + {self.bytes} * ({self.place()})"
-        return f"if ({' && '.join(c for c in conditions if c != 'true')}) put_one<{self.dtype}>({place}, {values}[{n}]);"
+        return (
+            f"if ({' && '.join(c for c in conditions if c != 'true')}) put_one<{self.dtype}>({place}, {values}[{n}]);"
+        )
 
     def _each(self, one) -> list[str]:
         """A statement for every element of a lane: of its place among them, and C++ of whether it exists."""

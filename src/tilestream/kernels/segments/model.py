@@ -8,7 +8,7 @@ again: what they are made of lies in the L2, and a node may have any number of e
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from math import prod
 from typing import NoReturn
@@ -42,6 +42,7 @@ class Read:
         index: number of the tensor that names the row of an edge; -1 where rows come in order.
         columns: a coordinate for each dimension behind the rows.
         axes: sized axes of the value, in the order of the space.
+        dtype: of the value, which is rounded where a product takes it.
     """
 
     tensor: Tensor
@@ -50,7 +51,7 @@ class Read:
     index: int
     columns: tuple[At, ...]
     axes: tuple[str, ...]
-    source: str = field(default="", compare=False)
+    dtype: str
 
 
 @dataclass(frozen=True)
@@ -116,6 +117,14 @@ class Program:
         """Sized axes of a value."""
         return self.reads[value].axes if value in self.reads else self.steps[value].axes
 
+    def rounds(self, value: str) -> str:
+        """The dtype that a value is rounded to where a product takes it; empty where it has it already."""
+        if value in self.reads:
+            read = self.reads[value]
+            return "" if read.dtype in ("f32", read.tensor.dtype) else read.dtype
+        step = self.steps[value]
+        return "" if step.dtype == "f32" or step.op.kind == "cast" else step.dtype
+
     @property
     def stores(self) -> list[Step]:
         return [s for s in (*self.nodes, *(s for each in self.passes for s in each.stores)) if s.write is not None]
@@ -123,7 +132,7 @@ class Program:
 
 def is_ragged(launch: Pipeline) -> bool:
     """Whether an axis of a launch has its bounds from a tensor."""
-    return any(a.of for t in (*launch.tensors, *launch.tiles().values()) for a in t.axes)
+    return bool(launch.ragged)
 
 
 def program(launch: Pipeline) -> Program:
@@ -138,7 +147,7 @@ def program(launch: Pipeline) -> Program:
 class _Reader:
     def __init__(self, launch: Pipeline) -> None:
         self.p = launch
-        ragged = {a.name: a for t in (*self.p.tensors, *self.p.tiles().values()) for a in t.axes if a.of}
+        ragged = self.p.ragged
         if len(ragged) != 1 or len(self.p.stages) != 1:
             self._no(f"pipeline {self.p.name!r} has {len(ragged)} ragged axes in {len(self.p.stages)} stages")
         (self.edges,) = ragged
@@ -183,9 +192,8 @@ class _Reader:
         place = self._place(op.out.axes)
         if kind == "product":
             return self._product(op, operands, place, axes)
-        (read,) = operands if kind in READS and len(operands) == 1 else ("",)
-        if read in self.reads and self.reads[read].axes == axes and op.out.dtype in (self.reads[read].tensor.dtype, "f32"):
-            self.reads[op.out.name] = self.reads.pop(read)
+        if kind in READS and operands[0] in self.reads and self.reads[operands[0]].axes == axes:
+            self.reads[op.out.name] = replace(self.reads.pop(operands[0]), dtype=op.out.dtype)
             return None
         if kind not in (*READS, "fill") and not self._is_elementwise(op):
             self._no(f"its kernel has no op {kind!r}", op)
@@ -230,7 +238,9 @@ class _Reader:
             self._no(f"a store of {self._place_of(value)} values to {write.place} rows", op)
         if set(write.axes) != set(self._axes(value)):
             self._no("a store of a value that is spread", op)
-        self.stored.append(Step(op, (value,), view.of, write.place, write.axes, write.axes, self._depth((value,)), write))
+        self.stored.append(
+            Step(op, (value,), view.of, write.place, write.axes, write.axes, self._depth((value,)), write)
+        )
 
     # -- values
 
@@ -288,7 +298,7 @@ class _Reader:
         if any(c.axes and c.axes[0] not in self.space.axes for c in columns):
             self._no(f"columns of tensor {tensor.name!r} under other axes than its rows'", op)
         index = self.numbers[row.index] if place is Place.EDGE and row.index else -1
-        return Read(tensor, self.numbers[tensor.name], place, index, columns, found, op.source)
+        return Read(tensor, self.numbers[tensor.name], place, index, columns, found, tensor.dtype)
 
     # -- passes
 

@@ -81,7 +81,8 @@ def space_of(p: Pipeline, nodes: str, edges: str) -> Space:
     for each in used:
         if tuple(a for a in axes if a in each) != each:
             raise VerifyError(
-                f"pipeline {p.name!r} has tiles along {', '.join(each)} and along {', '.join(axes) or 'nothing'}", REMEDY
+                f"pipeline {p.name!r} has tiles along {', '.join(each)} and along {', '.join(axes) or 'nothing'}",
+                REMEDY,
             )
     prefixes = [each for each in used if each and each != axes and each == axes[: len(each)]]
     prefix = max(prefixes, key=len, default=())
