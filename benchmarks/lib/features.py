@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from benchmarks.lib import ragged_features
 from tilestream import devices
 from tilestream.graph.capture import Kind, capture
 from tilestream.ir.launches import cut_at_dram
@@ -40,12 +41,14 @@ class Size:
 
 @dataclass(frozen=True)
 class Column:
-    """A family, or a scheduler of one. ``families``: what its kernels call themselves."""
+    """A family, or a scheduler of one. ``families``: what its kernels call themselves. ``ragged``: it is asked by
+    ragged pipelines, and not by models of two layers."""
 
     name: str
     families: tuple[str, ...]
     size: Size
     training: bool = False
+    ragged: bool = False
 
 
 COLUMNS = (
@@ -53,6 +56,7 @@ COLUMNS = (
     Column("product, few rows", ("shared tile",), Size(8, 1024, 4096, 1024)),
     Column("product, many rows", ("tiled block",), Size(8192, 1024, 2048, 1024)),
     Column("gradients", ("gradients",), Size(65_536, 64, 128, 64), training=True),
+    Column("segments", ("segments",), Size(100_000, 64, 64, 64), ragged=True),
 )
 
 Inputs = tuple[Tensor, ...]
@@ -235,12 +239,16 @@ def cell(feature: str, column: Column) -> str:
     try:
         if feature in FRAMES:
             asked, why = FRAMES[feature]
-            made, none = kernels(column, *plainly(column.size))
+            made, none = _kernels(column, "", plainly)
             return "" if any(map(asked, made)) else (why if made else none)
-        made, why = kernels(column, *MODELS[feature](column.size))
+        made, why = _kernels(column, feature, MODELS[feature])
         return "" if made else why
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+def _kernels(column: Column, feature: str, model: Callable[[Size], Made]) -> tuple[list[Kernel], str]:
+    return ragged_features.kernels(feature) if column.ragged else kernels(column, *model(column.size))
 
 
 def plainly(s: Size) -> Made:

@@ -9,9 +9,8 @@ import pytest
 import torch
 from ragged_programs import Case, Graph, aggregators, attention, dot_products, error, gather_sum, uniform, weighted
 
-from tilestream.cuda.host.build import HostRun, Mutation, run_on_host
+from tilestream.cuda.host.build import HostRun, run_on_host
 from tilestream.ir.dtypes import TORCH_DTYPES
-from tilestream.kernels.families import kernel_of
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
 

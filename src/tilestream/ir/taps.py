@@ -164,8 +164,8 @@ def ragged_sizes(p: Pipeline, length: Callable[[str], int]) -> dict[str, int]:
 
 
 def rows_given(p: Pipeline, length: Callable[[str], int], inputs: tuple[str, ...]) -> int:
-    """How many rows a call has: those of ``inputs``, and the output pixels of all pictures; where an axis is ragged, the
-    positions that it has bounds of.
+    """How many rows a call has: those of ``inputs``, and the output pixels of all pictures; where an axis is ragged,
+    the positions that it has bounds of.
 
     Args:
         length: of a tensor's first dimension.

@@ -15,6 +15,7 @@ from tilestream.kernels.parts.params import Field, Struct
 from tilestream.kernels.parts.source import Call, KernelSource, Space
 from tilestream.kernels.parts.templating import rendered
 from tilestream.kernels.segments.code import Code
+from tilestream.kernels.segments.cost import EDGES_A_NODE, cost
 from tilestream.kernels.segments.layout import SLOTS, THREADS, WARP, Layout, layout, registers
 from tilestream.kernels.segments.model import Program, is_ragged, program
 
@@ -70,10 +71,9 @@ class SegmentsKernel(Kernel):
             self.shared_bytes, registers(self.program, self.layout), (("sums of a busy node", self.shared_bytes),)
         )
 
-    def cost(self, rows: int, device: Device) -> Counts:
-        from tilestream.kernels.segments.cost import cost
-
-        return cost(self.program, self.layout, rows, device)
+    def cost(self, rows: int, device: Device, edges: int | None = None) -> Counts:
+        """On ``rows`` nodes; of ``edges``, or of as many as nodes are assumed to have (``cost.EDGES_A_NODE``)."""
+        return cost(self.program, self.layout, rows, EDGES_A_NODE * rows if edges is None else edges, device)
 
     def _emit(self, stamped: bool, annotate: bool) -> KernelSource:
         code, space = self.code, self.program.space
@@ -153,8 +153,8 @@ class SegmentsKernel(Kernel):
             name = tensors[self.program.bounds].name
             return f"bounds {name!r} of pipeline {self.launch.name!r}: those of position {at} are {rows} to {found}"
         return (
-            f"index {tensors[what].name!r} of pipeline {self.launch.name!r} is {found} at edge {at}, and the rows that it"
-            f" names are {rows}"
+            f"index {tensors[what].name!r} of pipeline {self.launch.name!r} is {found} at edge {at}, and the rows that"
+            f" it names are {rows}"
         )
 
 

@@ -129,11 +129,9 @@ class Access:
                 [f"{one}({words} + r * {each}, from + {self.bytes} * ({self.place()}), t.there(r));"],
             )
         else:
-            lines += self._each(
-                lambda n, there: (
-                    f"fetch<{self.bytes}, {self.bytes}>({words} + {n}, from + {self.bytes} * ({self.place()}), {there});"
-                )
-            )
+            one = f"fetch<{self.bytes}, {self.bytes}>"
+            place = f"from + {self.bytes} * ({self.place()})"
+            lines += self._each(lambda n, there: f"{one}({words} + {n}, {place}, {there});")
         return block("", lines)
 
     def store(self, values: str, row: str, alone: str) -> list[str]:

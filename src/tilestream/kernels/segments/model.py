@@ -1,8 +1,9 @@
-"""What a ragged pipeline, whose ops are in plain form, asks of its kernel: what is read, which values a node and an edge have, passes over the edges.
+"""What a ragged pipeline asks of its kernel: what is read, which values a node and an edge have, passes over edges.
 
-Found by data flow alone. A value is of a node, of an edge, or of neither; a sum over the edges is there only behind a
-pass over them, so a value's *depth* is how many passes come before it. An edge's values of an earlier pass are computed
-again: what they are made of lies in the L2, and a node may have any number of edges.
+Its ops are in plain form. What is found is found by data flow alone. A value is of a node, of an edge, or of neither; a
+sum over the edges is there only behind a pass over them, so a value's *depth* is how many passes come before it. An
+edge's values of an earlier pass are computed again: what they are made of lies in the L2, and a node may have any
+number of edges.
 """
 
 from __future__ import annotations
