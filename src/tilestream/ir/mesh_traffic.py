@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from math import ceil, prod
 
-from tilestream.ir.axes import Level, Spread, View, along
+from tilestream.ir.axes import Level, Spread, View, along, around
 from tilestream.ir.derive import (
     WRITES,
     Partial,
@@ -19,10 +19,11 @@ from tilestream.ir.derive import (
     placement,
     wanted,
 )
+from tilestream.ir.lengths import Lengths, Sizes, sizes_of
 from tilestream.ir.pipeline import ELEMENT_BYTES, Pipeline, Queue, Role, Stage, TileOp
 
 
-def mesh_traffic(p: Pipeline, size: Mapping[str, int]) -> dict[str, int]:
+def mesh_traffic(p: Pipeline, size: Mapping[str, int], lengths: Mapping[str, Lengths] | None = None) -> dict[str, int]:
     """Bytes by level: ``shared`` and ``dsm`` of collectives inside a CTA and a cluster, ``l2``, and ``dram``.
 
     ``dram`` is compulsory: each tensor once, and DRAM queues; of a table that is read by an index, the rows that are
@@ -32,13 +33,15 @@ def mesh_traffic(p: Pipeline, size: Mapping[str, int]) -> dict[str, int]:
 
     Args:
         size: of every axis, those that are read at the call too.
+        lengths: of ragged axes; equal ones where none are given.
     """
+    size = sizes_of(p, size, lengths)
     moved: Counter[str] = Counter()
     views = [v for stage in p.stages for op in stage.ops for v in op.views[len(op.tiles) :]]
     for t in p.tensors:
-        whole, own = prod(size[a.name] for a in t.axes), [v for v in views if v.of == t.name]
+        whole, own = size.positions(a.name for a in t.axes), [v for v in views if v.of == t.name]
         if t.role is not Role.OUTPUT and own and all(any(indices(v)) for v in own):
-            whole = min(whole, max(prod(size[a] for a in v.axes) for v in own))
+            whole = min(whole, max(size.positions(v.axes) for v in own))
         moved["dram"] += whole * ELEMENT_BYTES[t.dtype]
     for stage in p.stages:
         moved += stage_traffic(p, stage, size)
@@ -47,7 +50,7 @@ def mesh_traffic(p: Pipeline, size: Mapping[str, int]) -> dict[str, int]:
     return dict(moved)
 
 
-def stage_traffic(p: Pipeline, stage: Stage, size: Mapping[str, int]) -> Counter[str]:
+def stage_traffic(p: Pipeline, stage: Stage, size: Sizes) -> Counter[str]:
     """Bytes of one stage's loads and stores (``l2``) and of its collectives, by level; queues are not among them."""
     moved: Counter[str] = Counter()
     s = _Counts(stage, size)
@@ -58,7 +61,7 @@ def stage_traffic(p: Pipeline, stage: Stage, size: Mapping[str, int]) -> Counter
     return moved
 
 
-def accesses(p: Pipeline, stage: Stage, size: Mapping[str, int]) -> Iterator[tuple[TileOp, View, int]]:
+def accesses(p: Pipeline, stage: Stage, size: Sizes) -> Iterator[tuple[TileOp, View, int]]:
     """Bytes of each load and store of a stage; an index by which it reads or writes is a load of its own."""
     s = _Counts(stage, size)
     for op in stage.ops:
@@ -77,35 +80,49 @@ def indices(view: View) -> Iterator[View]:
             yield View(at.index, (replace(at, index=""),))
 
 
-def through(p: Pipeline, q: Queue, size: Mapping[str, int]) -> int:
+def through(p: Pipeline, q: Queue, size: Sizes) -> int:
     """Bytes that a queue's producers write to it: each its part, those of a sum all of it."""
     tile, producer = p.tiles()[q.tile], p.stage(q.producer)
     maker = next(op for op in producer.ops if op.out is not None and op.out.name == q.tile)
     have = [placement(maker, d, producer) for d in producer.mesh]
     partial = [d.size for d, h in zip(producer.mesh, have, strict=True) if isinstance(h, Partial)]
-    return prod(size[a.name] for a in tile.axes) * element_bytes(tile, have) * prod(partial)
+    return size.positions(a.name for a in tile.axes) * element_bytes(tile, have) * prod(partial)
 
 
 class _Counts:
     """Elements that the workers of one stage move."""
 
-    def __init__(self, stage: Stage, size: Mapping[str, int]) -> None:
+    def __init__(self, stage: Stage, size: Sizes) -> None:
         self.stage, self.size = stage, size
         self.makers = {op.out.name: op for op in stage.ops if op.out is not None}
 
     def loaded(self, op: TileOp, view: View, resident: bool = False) -> int:
         """By all CTAs, or clusters where one load is multicast; parts again for positions that the tensor lacks."""
         resident |= view.of in self.stage.resident
-        again = prod(self._groups(op, a, resident) for a in mentions(op) - set(view.axes))
-        return prod(self.size[a] for a in view.axes) * again * self._alike(op)
+        lacking = around(mentions(op), self.size.outer) - around(view.axes, self.size.outer)
+        if not resident:  # a ragged axis's steps are counted over all that is around it
+            lacking -= {self.size.outer[a] for a in lacking if a in self.size.outer}
+        again = prod(self._groups(op, a, view, resident) for a in lacking)
+        return round(self.size.positions(view.axes) * again * self._alike(op))
 
-    def _groups(self, op: TileOp, axis: str, resident: bool) -> int:
-        """Steps of all CTAs along ``axis``: each takes one block for each of its own workers."""
+    def _groups(self, op: TileOp, axis: str, view: View, resident: bool) -> float:
+        """Steps of all CTAs along ``axis``: each takes one block for each of its own workers. Of a ragged axis, those
+        of each position around it; or of each block of these, where ``view`` lacks it too."""
         over = [d for d in self.stage.mesh if divided(op, d, self.stage) == axis]
         ctas = prod(d.size for d in over if d.level is Level.GRID)
         inside = prod(d.size for d in over if d.level is not Level.GRID)
+        if axis in self.size.outer:
+            return 1 if resident else self._ragged_steps(axis, view, inside)
         steps = ceil(self.size[axis] / (self.stage.block(axis, self.size) * inside))
         return min(steps, ctas) if resident or axis not in self.stage.blocks else steps
+
+    def _ragged_steps(self, axis: str, view: View, inside: int) -> float:
+        outer = self.size.outer[axis]
+        tile = self.stage.blocks.get(axis, max(1, self.size.lengths[axis].largest)) * inside
+        if outer in view.axes:
+            return self.size.lengths[axis].steps(tile) / max(1, self.size[outer])
+        each = self.stage.block(outer, self.size)
+        return self.size.lengths[axis].steps_together(tile, each)
 
     def _alike(self, op: TileOp) -> int:
         """CTAs that all do the same."""
@@ -116,13 +133,13 @@ class _Counts:
         found = self.loaded(op, index, view.of in self.stage.resident)
         if op.kind not in WRITES:
             return found
-        return found // self._alike(op) * (self.stored(op, view) // prod(self.size[a] for a in view.axes))
+        return found // self._alike(op) * (self.stored(op, view) // max(1, self.size.positions(view.axes)))
 
     def stored(self, op: TileOp, view: View) -> int:
         """By the first of those that have the same, by each of those that have a part of a sum."""
         maker = self.makers.get(op.ins[0])
         parts = [d.size for d in self.stage.mesh if maker is not None and self._adds(op, maker, d)]
-        return prod(self.size[a] for a in view.axes) * prod(parts)
+        return self.size.positions(view.axes) * prod(parts)
 
     def _adds(self, op: TileOp, maker: TileOp, d: Spread) -> bool:
         partial = isinstance(placement(maker, d, self.stage), Partial)
@@ -135,10 +152,8 @@ class _Counts:
             maker = self.makers.get(view.of)
             if maker is None or maker.out is None:
                 continue
-            whole = prod(self.size[a.name] for a in maker.out.axes)
-            rounds = prod(
-                self.stage.rounds(a, self.size) for a in mentions(op) - set(view.axes) if a in self.stage.blocks
-            )
+            whole = self.size.positions(a.name for a in maker.out.axes)
+            rounds = prod(self._rounds(a, view) for a in mentions(op) - set(view.axes) if a in self.stage.blocks)
             for d in self.stage.mesh:
                 how = exchange(op, view, maker, d, self.stage)
                 if not how:
@@ -154,8 +169,14 @@ class _Counts:
                 moved[d.level.memory] += round(whole * each * peers.get(how, d.size - 1) * alike * rounds)
         return moved
 
+    def _rounds(self, axis: str, view: View) -> float:
+        """Rounds in which all workers together go along an axis that an operand lacks."""
+        if axis in self.size.outer:
+            return self._ragged_steps(axis, view, self.stage.parts(axis))
+        return self.stage.rounds(axis, self.size)
 
-def _through(p: Pipeline, q: Queue, size: Mapping[str, int]) -> int:
+
+def _through(p: Pipeline, q: Queue, size: Sizes) -> int:
     """Bytes written to and read from a queue."""
     tile, whole = p.tiles()[q.tile], through(p, q, size)
     take = TileOp("copy", tile, (along(tile.name, [a.name for a in tile.axes]),))

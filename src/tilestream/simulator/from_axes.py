@@ -13,6 +13,7 @@ from tilestream.devices import Device
 from tilestream.errors import DeviceError, InputError
 from tilestream.ir.axes import Level, View
 from tilestream.ir.derive import WRITES, divided, exchanges, mentions, sums
+from tilestream.ir.lengths import Lengths, Sizes, sizes_of
 from tilestream.ir.mesh_traffic import accesses, indices, stage_traffic, through
 from tilestream.ir.pipeline import DTYPE_BYTES, ELEMENT_BYTES, Pipeline, Queue, Stage, TileOp, Transport
 from tilestream.ir.plain import plain
@@ -35,18 +36,21 @@ def implied(p: Pipeline, size: Mapping[str, int]) -> dict[str, int]:
     return found
 
 
-def mesh_workload(pipeline: Pipeline, size: Mapping[str, int], device: Device) -> Workload:
+def mesh_workload(
+    pipeline: Pipeline, size: Mapping[str, int], device: Device, lengths: Mapping[str, Lengths] | None = None
+) -> Workload:
     """``pipeline`` on ``device``; stages behind a DRAM queue are a launch of their own.
 
     Args:
         size: of every axis, those that are read at the call too.
+        lengths: of ragged axes; equal ones where none are given.
 
     Raises:
         DeviceError: a cluster is larger than the device's, or the device has none.
         InputError: the size of an axis is not known.
     """
     p = plain(pipeline)
-    size = {**p.sizes(), **size}
+    size = sizes_of(p, size, lengths)
     named = {a for s in p.stages for op in s.ops for a in mentions(op)} | {a.name for t in p.tensors for a in t.axes}
     unknown = sorted(named - size.keys())
     if unknown:
@@ -75,7 +79,7 @@ def _launches(p: Pipeline) -> list[list[Stage]]:
     return [[s for s in p.stages if level[s.name] == n] for n in sorted(set(level.values()))]
 
 
-def _stage(p: Pipeline, stage: Stage, size: Mapping[str, int], device: Device, seen: set[str]) -> SimStage:
+def _stage(p: Pipeline, stage: Stage, size: Sizes, device: Device, seen: set[str]) -> SimStage:
     cluster = stage.workers(Level.CLUSTER)
     if cluster > device.largest_cluster:
         raise DeviceError(
@@ -121,12 +125,12 @@ def _operand_dtype(p: Pipeline, product: TileOp) -> str:
     return known[product.views[-1].of]
 
 
-def _steps(stage: Stage, size: Mapping[str, int]) -> int:
+def _steps(stage: Stage, size: Sizes) -> int:
     """Rounds of the outermost loop."""
     return stage.rounds(stage.loops[0].axis, size) if stage.loops else 1
 
 
-def _blocks(stage: Stage, size: Mapping[str, int]) -> int:
+def _blocks(stage: Stage, size: Sizes) -> int:
     """Steps of all CTAs of the grid, those that have nothing in the last round left out."""
     grid = [d for d in stage.mesh if d.level is Level.GRID]
     if not stage.loops:
@@ -137,13 +141,13 @@ def _blocks(stage: Stage, size: Mapping[str, int]) -> int:
     return ceil(size[loop.axis] / (loop.tile * inside)) * others
 
 
-def _elements(op: TileOp, stage: Stage, size: Mapping[str, int]) -> float:
+def _elements(op: TileOp, stage: Stage, size: Sizes) -> float:
     """Elements that all workers compute; those that an op is not divided over do the same."""
     alike = prod(d.size for d in stage.mesh if not divided(op, d, stage))
-    return float(prod(size[a] for a in mentions(op)) * alike)
+    return float(size.positions(mentions(op)) * alike)
 
 
-def _on_l2(p: Pipeline, stage: Stage, size: Mapping[str, int]) -> tuple[float, float]:
+def _on_l2(p: Pipeline, stage: Stage, size: Sizes) -> tuple[float, float]:
     """Bytes that a stage stores, and that it loads once; of the rest of its loads many SMs ask at about the same time.
 
     Rows that are looked up are asked for by nobody else.
@@ -153,12 +157,12 @@ def _on_l2(p: Pipeline, stage: Stage, size: Mapping[str, int]) -> tuple[float, f
         if op.kind in WRITES and view == op.views[-1]:
             stored += moved
         else:
-            once = prod(size[a] for a in view.axes) * ELEMENT_BYTES[p.tensor(view.of).dtype]
+            once = size.positions(view.axes) * ELEMENT_BYTES[p.tensor(view.of).dtype]
             loaded[view] = float(min(moved, once))
     return stored, sum(loaded.values())
 
 
-def _dram(p: Pipeline, stage: Stage, size: Mapping[str, int], seen: set[str], device: Device) -> tuple[float, float]:
+def _dram(p: Pipeline, stage: Stage, size: Sizes, seen: set[str], device: Device) -> tuple[float, float]:
     """Compulsory bytes: each tensor is read by the first stage that wants it, and written once.
 
     Of one whose rows are read or added to by an index, ``by_index`` says how much.
@@ -179,16 +183,16 @@ def _dram(p: Pipeline, stage: Stage, size: Mapping[str, int], seen: set[str], de
                 seen.add(view.of)
     tiles = p.tiles()
     for q in p.queues:
-        whole = prod(size[a.name] for a in tiles[q.tile].axes) * DTYPE_BYTES[tiles[q.tile].dtype]
+        whole = size.positions(a.name for a in tiles[q.tile].axes) * DTYPE_BYTES[tiles[q.tile].dtype]
         if q.transport is Transport.DRAM:
             written += whole * (stage.name == q.producer)
             read += whole * (stage.name in q.consumers)
     return read, written
 
 
-def _bytes(p: Pipeline, name: str, size: Mapping[str, int]) -> float:
+def _bytes(p: Pipeline, name: str, size: Sizes) -> float:
     t = p.tensor(name)
-    return float(prod(size[a.name] for a in t.axes) * ELEMENT_BYTES[t.dtype])
+    return float(size.positions(a.name for a in t.axes) * ELEMENT_BYTES[t.dtype])
 
 
 def _exchange_s(stage: Stage, moved: Mapping[str, int], steps: int, device: Device) -> float:
@@ -203,7 +207,7 @@ def _exchange_s(stage: Stage, moved: Mapping[str, int], steps: int, device: Devi
     return seconds
 
 
-def _queue(p: Pipeline, q: Queue, size: Mapping[str, int], stages: Mapping[str, SimStage]) -> SimQueue:
+def _queue(p: Pipeline, q: Queue, size: Sizes, stages: Mapping[str, SimStage]) -> SimQueue:
     """A producing CTA's share of a tile is the payload; a step of either end is equally much as the whole is."""
     cluster = p.stage(q.producer).workers(Level.CLUSTER) if q.transport is Transport.DSM else 0
     tiles = stages[q.producer].tiles

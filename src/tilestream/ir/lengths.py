@@ -1,0 +1,156 @@
+"""How many positions of a ragged axis each position around it has: what bytes, steps and times are counted from.
+
+A pipeline does not say; a call does (its bounds), a user may, or it is assumed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from math import ceil, prod
+
+from tilestream.errors import InputError
+from tilestream.ir.axes import Axis, around
+from tilestream.ir.pipeline import Pipeline
+
+EDGES_A_NODE = 10
+"""Positions within one, where neither how many there are nor their lengths are known."""
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """A histogram: ``counts`` has (length, how many have it), ascending. ``assumed`` says what is not known of it."""
+
+    counts: tuple[tuple[int, int], ...]
+    assumed: str = ""
+
+    @staticmethod
+    def of(lengths: Iterable[int], assumed: str = "") -> Lengths:
+        """Of these lengths, in any order.
+
+        Raises:
+            InputError: one is negative: the bounds fall.
+        """
+        counts = sorted(Counter(lengths).items())
+        if counts and counts[0][0] < 0:
+            raise InputError(f"a length of {counts[0][0]}", "give lengths of bounds that never fall")
+        return Lengths(tuple(counts), assumed)
+
+    @staticmethod
+    def equal(outer: int, total: int, assumed: str = "all equal") -> Lengths:
+        """``total`` positions shared out as evenly as can be."""
+        each, more = divmod(total, outer) if outer else (0, 0)
+        return Lengths(tuple((n, many) for n, many in ((each, outer - more), (each + 1, more)) if many), assumed)
+
+    @staticmethod
+    def up_to(outer: int, total: int, largest: int) -> Lengths:
+        """One of the ``largest``, the others equal."""
+        if outer < 1 or not total / outer <= largest <= total:
+            raise InputError(
+                f"{total} positions within {outer}, of which the largest has {largest}",
+                "give a largest from their mean to all of them",
+            )
+        others = Lengths.equal(outer - 1, total - largest).counts
+        return Lengths.of([*(n for n, many in others for _ in range(many)), largest], "all but the largest equal")
+
+    @cached_property
+    def outer(self) -> int:
+        return sum(many for _, many in self.counts)
+
+    @cached_property
+    def total(self) -> int:
+        return sum(n * many for n, many in self.counts)
+
+    @property
+    def mean(self) -> float:
+        return self.total / self.outer if self.outer else 0.0
+
+    @property
+    def largest(self) -> int:
+        return self.counts[-1][0] if self.counts else 0
+
+    def steps(self, tile: int) -> int:
+        """Steps of ``tile`` that all take, each by itself."""
+        return sum(ceil(n / tile) * many for n, many in self.counts)
+
+    def steps_together(self, tile: int, together: int) -> float:
+        """Steps of blocks of ``together`` that wait for their longest: the mean over all ways to put them together."""
+        if together <= 1 or not self.outer:
+            return float(self.steps(tile))
+        blocks, below, found = ceil(self.outer / together), 0.0, 0.0
+        for n, many in self.counts:
+            share = below + many / self.outer
+            found += ceil(n / tile) * (share**together - below**together)
+            below = share
+        return blocks * found
+
+    def told(self) -> str:
+        """For reports: ``mean 10.0, largest 31``, and what was assumed."""
+        text = f"mean {self.mean:.1f}, largest {self.largest}"
+        return f"{text}, assumed {self.assumed}" if self.assumed else text
+
+
+class Sizes(dict[str, int]):
+    """The size of every axis of a pipeline at a call, and the lengths of its ragged ones."""
+
+    def __init__(self, size: Mapping[str, int], ragged: Mapping[str, Axis], lengths: Mapping[str, Lengths]) -> None:
+        super().__init__(size)
+        self.outer, self.lengths = {a.name: a.of for a in ragged.values()}, lengths
+
+    def positions(self, axes: Iterable[str]) -> int:
+        """Combinations of positions along ``axes``: of ragged ones, those within one position of the axis around them.
+
+        Two ragged axes within one are taken to be long and short together, as queries and keys of sequences are.
+        """
+        if not self.outer:
+            return prod(self[a] for a in axes)
+        own = set(axes)
+        inner = own - {a for name in own for a in around((name,), self.outer) if a != name}
+        beside: dict[str, list[str]] = {}
+        for name in inner & self.outer.keys():
+            beside.setdefault(self.outer[name], []).append(name)
+        each = [self[names[0]] if len(names) == 1 else self._pairs(names) for names in beside.values()]
+        return prod(self[name] for name in inner - self.outer.keys()) * prod(each)
+
+    def _pairs(self, names: Iterable[str]) -> int:
+        each = [[n for n, many in self.lengths[name].counts for _ in range(many)] for name in names]
+        return sum(map(prod, zip(*each, strict=True)))
+
+
+def sizes_of(p: Pipeline, size: Mapping[str, int], known: Mapping[str, Lengths] | None = None) -> Sizes:
+    """Sizes of all axes that are known or follow, and the lengths of every ragged axis of ``p``.
+
+    Args:
+        size: of axes that are read at the call: of nodes and edges, or of one of the two.
+        known: lengths where they are known; others are assumed to be equal.
+
+    Raises:
+        InputError: lengths are of another number of positions than ``size`` says.
+    """
+    if isinstance(size, Sizes):
+        return size
+    sizes, found = {**p.sizes(), **size}, {}
+    outer = {a.name: a.of for a in p.ragged.values()}
+    for axis in sorted(p.ragged.values(), key=lambda a: len(around((a.name,), outer))):
+        given = (known or {}).get(axis.name) or _assumed(axis, sizes)
+        if given is None:
+            continue
+        found[axis.name] = given
+        for name, there in ((axis.of, given.outer), (axis.name, given.total)):
+            if sizes.setdefault(name, there) != there:
+                raise InputError(
+                    f"the lengths of {axis.name!r} are of {there} {name!r}, and there are {sizes[name]}",
+                    "give the lengths of this call",
+                )
+        sizes.setdefault(p.tensor(axis.bounds).axes[0].name, given.outer + 1)
+    return Sizes(sizes, p.ragged, found)
+
+
+def _assumed(axis: Axis, sizes: Mapping[str, int]) -> Lengths | None:
+    if axis.of not in sizes:
+        return None
+    if axis.name in sizes:
+        return Lengths.equal(sizes[axis.of], sizes[axis.name])
+    return Lengths.equal(sizes[axis.of], EDGES_A_NODE * sizes[axis.of], f"{EDGES_A_NODE} each")
