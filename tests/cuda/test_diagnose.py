@@ -10,7 +10,7 @@ import torch
 
 from tilestream.cuda import diagnose
 from tilestream.cuda.diagnose import Record
-from tilestream.cuda.segments import node_record
+from tilestream.cuda.sorted_keys import node_record
 from tilestream.errors import InputError, QueueTimeout
 from tilestream.kernels.stream.kernel import RowStream
 from tilestream.kernels.stream.tables import QueueSpec, Tables

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tilestream.cuda import few_queries, interaction, pack, pad, segments, turn
+from tilestream.cuda import few_queries, interaction, pack, pad, segments, sorted_keys, turn
 from tilestream.kernels.parts.params import MAP, Field, Struct, at_least_one, pointers
 
 INNER = Struct("Inner", (Field("int", "a"), Field("u64", "b")))
@@ -24,7 +24,7 @@ OUTER = Struct(
 )
 STRUCTS = [
     OUTER, pack.argument(3), turn.PARAMS, pad.kernel(2).argument, few_queries.PARAMS, interaction.argument(5),
-    segments.KEYS, segments.STARTS, segments.SUMS,
+    segments.SUMS, sorted_keys.KEYS,
 ]  # fmt: skip
 
 
@@ -41,7 +41,8 @@ def test_values_lie_where_the_fields_are() -> None:
 @pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
 def test_a_compiler_lays_out_the_same_sizes(tmp_path: Path) -> None:
     head = (
-        "using u64 = unsigned long long; struct uint4 { int v[4]; }; struct alignas(64) TensorMap { u64 words[16]; };"
+        "using u32 = unsigned; using u64 = unsigned long long; "
+        "struct uint4 { int v[4]; }; struct alignas(64) TensorMap { u64 words[16]; };"
     )
     namespaces = [f"namespace n{n} {{\n{s.text}\n}}" for n, s in enumerate(STRUCTS)]
     sizes = [f"static_assert(sizeof(n{n}::{s.name}) == {s.size});" for n, s in enumerate(STRUCTS)]

@@ -18,7 +18,7 @@ from tilestream.cuda.host.build import Mutation
 from tilestream.cuda.segments import text
 from tilestream.kernels.parts.headers import headers
 
-KERNELS = {"tilestream_keys": "KeyParams", "tilestream_starts": "StartParams", "tilestream_sum": "SumParams"}
+KERNELS = {"tilestream_sum": "SumParams"}
 
 HEAD = """
 #include <barrier>

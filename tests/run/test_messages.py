@@ -14,7 +14,7 @@ from rewritten import counted, sort_messages
 from torch import Tensor, fx, nn
 from torch._subclasses import FakeTensorMode
 
-from tilestream.cuda import beside
+from tilestream.cuda import beside, sorted_keys
 from tilestream.cuda import segments as kernels
 from tilestream.errors import InputError
 from tilestream.graph.rewrites import operators as segments
@@ -80,31 +80,32 @@ def test_sums_are_replaced_and_share_one_sort(base: bool) -> None:
 
 
 @pytest.mark.usefixtures("cheap")
-def test_their_kernels_begin_with_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a GPU all that a sum launches is asked for when the graph is changed, and no kernel that it does not launch:
-    by other names or texts a call would wait for the compiler all the same."""
-    graph = traced(Sums(), *given(2000))
+@pytest.mark.parametrize("edges", [2000, 9000])
+def test_their_kernels_begin_with_the_graph(edges: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU all that a sum launches is asked for when the graph is changed, and nothing that it does not launch: by
+    another text a call would wait for the compiler all the same."""
+    graph = traced(Sums(), *given(edges))
     with FakeTensorMode():
         for node in graph.graph.nodes:
             if isinstance(fake := node.meta.get("val"), Tensor):
                 node.meta["val"] = torch.empty(fake.shape, dtype=fake.dtype, device="cuda")
-    begun: list[tuple[str, str]] = []
-    monkeypatch.setattr(kernels, "compile_ahead", lambda sources: begun.extend((s.name, s.text) for s in sources))
+    begun: list[str] = []
+    for asked in (kernels, sorted_keys):
+        monkeypatch.setattr(asked, "compile_ahead", lambda sources: begun.extend(s.text for s in sources))
     assert sort_messages(graph) == 3
     device_ops.begin(graph.graph)
 
     class Nothing:
         def launch(self, *_: object) -> None: ...
 
-    launched: list[tuple[str, str]] = []
-    monkeypatch.setattr(beside, "function", lambda name, text, *_: launched.append((name, text)) or Nothing())
+    launched: list[str] = []
+    monkeypatch.setattr(beside, "function", lambda _, text, *__: launched.append(text) or Nothing())
     monkeypatch.setattr(torch.cuda, "current_stream", lambda *_: SimpleNamespace(cuda_stream=0))
-    monkeypatch.setattr(kernels, "_record", lambda _: SimpleNamespace(address=0))
-    index = torch.zeros(4, dtype=torch.int64)
+    monkeypatch.setattr(sorted_keys, "_record", lambda _: SimpleNamespace(address=0))
     busy = torch.zeros(1, dtype=torch.int32)
-    starts = kernels.starts(kernels.keys(index, 3), 3, busy)
-    kernels.sums(None, torch.zeros(4, 64).bfloat16(), index.int(), starts, busy)
-    assert sorted(begun) == sorted(launched)
+    order, starts = sorted_keys.segments(torch.zeros(edges, dtype=torch.int64), 300, busy)
+    kernels.sums(None, torch.zeros(4, 64).bfloat16(), order, starts, busy)
+    assert sorted(begun) == sorted(set(launched))
 
 
 @pytest.mark.parametrize(

@@ -26,19 +26,19 @@ def segments(index: Tensor, nodes: int) -> tuple[Tensor, Tensor, Tensor]:
         InputError: an index is no node. The kernel ends, as torch's own assertion does, and the CUDA context is lost:
             this call says so where torch notices in time, else the next one.
     """
-    from tilestream.cuda.segments import explained, keys, starts
+    from tilestream.cuda import sorted_keys
 
-    with explained(index.device):
-        ordered, order = torch.sort(keys(index.contiguous(), nodes), stable=True)
-        busy = torch.zeros(busy_words(len(index)), dtype=torch.int32, device=index.device)
-        return order.int(), starts(ordered, nodes, busy), busy
+    with sorted_keys.explained(index.device):
+        busy = index.new_empty(busy_words(len(index)), dtype=torch.int32)
+        return *sorted_keys.segments(index, nodes, busy), busy
 
 
 def segment_reduce(
     base: Tensor | None, rows: Tensor, order: Tensor, starts: Tensor, busy: Tensor, how: str = "sum"
 ) -> Tensor:
     """The rows of each segment reduced; sums by a kernel of ours."""
-    from tilestream.cuda.segments import LANE_BYTES, explained, sums
+    from tilestream.cuda.segments import LANE_BYTES, sums
+    from tilestream.cuda.sorted_keys import explained
 
     if how != "sum" or rows.dtype == torch.float64:
         return operators.segment_reduce(base, rows, order, starts, busy, how)
@@ -58,9 +58,10 @@ def begin(graph: fx.Graph) -> None:
     """Begin to compile the kernels of a graph's sums, which otherwise begin when the graph is first called."""
     summed = [node.args[1].meta["val"] for node in graph.find_nodes(op="call_function", target=SEGMENT_REDUCE)]
     if dtypes := [rows.dtype for rows in summed if rows.is_cuda]:
-        from tilestream.cuda.segments import begin as compile_ahead
+        from tilestream.cuda import segments, sorted_keys
 
-        compile_ahead(dtypes)
+        segments.begin(dtypes)
+        sorted_keys.begin()
 
 
 for _kernel in (padded, segments, segment_reduce):

@@ -102,6 +102,23 @@ TS_DEV void together() { lanes_host::mine().ordered.meet<true>(); }
 TS_DEV void all_together() { lanes_host::everybody.meet<true>(); }
 TS_DEV u64 of_lane(u64 v, int lane) { return lanes_host::exchanged({v})(lane, 0); }
 
+TS_DEV u32 vote(bool v) {
+  const auto all = lanes_host::exchanged({(u64)v});
+  u32 votes = 0;
+  for (int k = 0; k < 32; ++k) votes |= (u32)all(k, 0) << k;
+  return votes;
+}
+template <int COUNT>
+TS_DEV void alike(u32 (&same)[COUNT], const u32 (&v)[COUNT], int shift, int bits) {
+  for (int k = 0; k < COUNT; ++k) {
+    const u64 mine = v[k] >> shift & ((1u << bits) - 1);
+    const auto all = lanes_host::exchanged({mine});
+    same[k] = 0;
+    for (int lane = 0; lane < 32; ++lane) same[k] |= (u32)(all(lane, 0) == mine) << lane;
+  }
+}
+TS_DEV u32 ones(u32 v) { return (u32)__builtin_popcount(v); }
+
 TS_DEV float across(float v, int far) { return float_of((u32)of_lane(bits_of(v), lane() ^ far)); }
 template <int TEAM>
 TS_DEV float across_team(float v, int far) {
@@ -125,6 +142,7 @@ TS_DEV void get128(u32 at, u32 (&v)[4]) {
   lanes_host::at(at, 16);
   for (int k = 0; k < 4; ++k) v[k] = get<u32>(at + 4 * k);
 }
+TS_DEV void add32(u32 at, u32 v) { ((std::atomic<u32>*)lanes_host::at(at, 4))->fetch_add(v, lanes_host::relaxed); }
 TS_DEV void keep_smaller(u32 at, u32 v) {
   auto& word = *(std::atomic<u32>*)lanes_host::at(at, 4);
   for (u32 old = word.load(lanes_host::relaxed); v < old && !word.compare_exchange_weak(old, v, lanes_host::relaxed);) {
@@ -153,6 +171,9 @@ TS_DEV void store_words(void* p, const u32* words) {
 }
 TS_DEV void store_shared(float* p, float v) { *p = v; }
 TS_DEV float load_shared(const float* p) { return *p; }
+TS_DEV void add_global(u32* p, u32 v) { __atomic_fetch_add(p, v, __ATOMIC_RELAXED); }
+TS_DEV void post(u32* p, u32 v) { __atomic_store_n(p, v, __ATOMIC_RELAXED); }
+TS_DEV u32 peek(const u32* p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
 TS_DEV void store32(void* p, u32 v) { *(u32*)p = v; }
 TS_DEV void store128(void* p, const u32 (&v)[4]) {
   if ((u64)p % 16) ts_host::trap("a store of 16 bytes is not aligned");

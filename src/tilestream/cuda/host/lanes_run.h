@@ -32,23 +32,16 @@ struct Task {
   }
 };
 
+// `count` CTAs, one after another.
 template <class P>
-int run(char** argv, void (*kernel)(const P)) {
-  const int file = open(argv[1], O_RDWR), count = std::atoi(argv[2]), threads = std::atoi(argv[3]);
-  shared_bytes = (u32)std::atoi(argv[4]);
-  struct stat info;
-  fstat(file, &info);
-  char* const base = (char*)mmap(nullptr, (u64)info.st_size, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-  P params;
-  std::memcpy((void*)&params, base, sizeof(P));
-  for (u64* word = (u64*)&params; word < (u64*)(&params + 1); ++word)
-    if (*word >> 56 == 1) *word += (u64)base - (1ull << 56);
-  shared = (char*)std::aligned_alloc(1024, (shared_bytes + 1023) / 1024 * 1024);
+void launch(void (*kernel)(const P), const P& params, int count, int threads, u32 bytes) {
+  shared_bytes = bytes;
+  shared = (char*)std::aligned_alloc(1024, (bytes + 1023) / 1024 * 1024);
   everybody.count = (u32)threads;
   auto* const tasks = new Task<P>[threads];
   auto* const running = new pthread_t[threads];
   for (int b = 0; b < count; ++b) {
-    std::memset(shared, 0xff, shared_bytes);
+    std::memset(shared, 0xff, bytes);
     warps = new Warp[threads / 32];
     for (int w = 0; w < threads / 32; ++w) warps[w].ordered.count = warps[w].exchange.count = 32;
     for (int t = 0; t < threads; ++t) {
@@ -58,6 +51,22 @@ int run(char** argv, void (*kernel)(const P)) {
     for (int t = 0; t < threads; ++t) pthread_join(running[t], nullptr);
     delete[] warps;
   }
+  delete[] running;
+  delete[] tasks;
+  std::free(shared);
+}
+
+template <class P>
+int run(char** argv, void (*kernel)(const P)) {
+  const int file = open(argv[1], O_RDWR);
+  struct stat info;
+  fstat(file, &info);
+  char* const base = (char*)mmap(nullptr, (u64)info.st_size, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+  P params;
+  std::memcpy((void*)&params, base, sizeof(P));
+  for (u64* word = (u64*)&params; word < (u64*)(&params + 1); ++word)
+    if (*word >> 56 == 1) *word += (u64)base - (1ull << 56);
+  launch(kernel, params, std::atoi(argv[2]), std::atoi(argv[3]), (u32)std::atoi(argv[4]));
   return 0;
 }
 
@@ -66,3 +75,9 @@ int run(char** argv, void (*kernel)(const P)) {
 // Arguments: file, CTAs, threads a CTA, bytes of shared memory.
 #define TS_LANES_MAIN(name, params) \
   int main(int, char** argv) { return lanes_host::run<params>(argv, name); }
+
+// A function of a library, on memory of its process.
+#define TS_LANES_LAUNCH(name, params)                                                        \
+  extern "C" void launch_##name(const params* p, int ctas, int threads, int shared_bytes) { \
+    lanes_host::launch<params>(name, *p, ctas, threads, (u32)shared_bytes);                 \
+  }

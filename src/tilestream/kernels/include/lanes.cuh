@@ -24,6 +24,22 @@ TS_DEV u64 of_lane(u64 v, int lane) {
   return (u64)high << 32 | low;
 }
 
+TS_DEV u32 vote(bool v) { return __ballot_sync(~0u, v); }
+// A bit for each lane that has the same `bits` bits from `shift` on. Bit by bit: match.any takes as long as there are
+// different values, three times as long for 32 of 9 bits (H200).
+template <int COUNT>
+TS_DEV void alike(u32 (&same)[COUNT], const u32 (&v)[COUNT], int shift, int bits) {
+#pragma unroll
+  for (int k = 0; k < COUNT; ++k) same[k] = ~0u;
+  for (int bit = shift; bit < shift + bits; ++bit)
+#pragma unroll
+    for (int k = 0; k < COUNT; ++k) {
+      const bool one = v[k] >> bit & 1;
+      same[k] &= vote(one) ^ (one ? 0u : ~0u);
+    }
+}
+TS_DEV u32 ones(u32 v) { return (u32)__popc(v); }
+
 TS_DEV float across(float v, int far) { return lane_across(v, far); }  // that of lane ^ far
 // The same among the lanes of a team, neighbours of which each team of a warp may be elsewhere in the code.
 template <int TEAM>
@@ -38,6 +54,7 @@ TS_DEV void put16(u32 at, u32 v) { sts16(at, (u16)v); }
 TS_DEV u32 get32(u32 at) { return lds32(at); }
 TS_DEV u32 get16(u32 at) { return lds16(at); }
 TS_DEV void get128(u32 at, u32 (&v)[4]) { lds_words(at, v); }
+TS_DEV void add32(u32 at, u32 v) { asm volatile("red.shared.add.u32 [%0], %1;" ::"r"(at), "r"(v) : "memory"); }
 TS_DEV void keep_smaller(u32 at, u32 v) { asm volatile("red.shared.min.u32 [%0], %1;" ::"r"(at), "r"(v) : "memory"); }
 
 // ---- global memory
@@ -75,6 +92,14 @@ TS_DEV void store_shared(float* p, float v) { asm volatile("st.global.cg.f32 [%0
 TS_DEV float load_shared(const float* p) {
   float v;
   asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(v) : "l"(p) : "memory");
+  return v;
+}
+TS_DEV void add_global(u32* p, u32 v) { asm volatile("red.relaxed.gpu.global.add.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory"); }
+// A word that says all that its readers want to know, among CTAs that run.
+TS_DEV void post(u32* p, u32 v) { asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory"); }
+TS_DEV u32 peek(const u32* p) {
+  u32 v;
+  asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
   return v;
 }
 TS_DEV void store32(void* p, u32 v) { *(u32*)p = v; }

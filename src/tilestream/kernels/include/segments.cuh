@@ -2,52 +2,14 @@
 //
 // The edges come sorted by node, so a node's are neighbours: SUM_THREADS / lanes nodes a CTA, `lanes` threads each, 16
 // bytes of a row a thread, fp32 sums, rounded once. A node of more than LONG edges is summed by whole CTAs, so that one
-// busy node (a pole of a globe, a row of a table of three) does not keep everybody waiting: by up to MOST_PIECES of them,
-// a piece of its columns each, which nobody has to join. These nodes are listed once, when edges are sorted.
+// busy node (a pole of a globe, a row of a table of three) does not keep everybody waiting: by several of them,
+// a piece of its columns each, which nobody has to join. These nodes are listed once, when edges are sorted (sorted_keys.cuh).
 //
-// Compiled behind KeyParams, StartParams and SumParams (segments.py).
+// Compiled behind SumParams (segments.py).
 #pragma once
 #include "lanes.cuh"
 
-constexpr int SUM_THREADS = 512, LONG = 64, IN_FLIGHT = 8, PIECE_EDGES = 1024, MOST_PIECES = 8, MOST_EACH = 8;
-
-// Nodes as they are sorted. Below zero an index counts from the end; one that is no node ends the kernel, as in torch,
-// and is named in the record.
-extern "C" __global__ void __launch_bounds__(256) tilestream_keys(const __grid_constant__ KeyParams p) {
-  const int at = (int)(blockIdx.x * 256 + threadIdx.x);
-  if (at >= p.edges) return;
-  const long long found = p.wide ? ((const long long*)p.index)[at] : ((const int*)p.index)[at];
-  const long long node = found < 0 ? found + p.nodes : found;
-  if (node < 0 || node >= p.nodes) lanes::give_up(p.record, 0, at, p.nodes, found);
-  p.keys[at] = (int)node;
-}
-
-// Where the edges of the same node as edge `first` end, which are more than LONG: ever longer steps, then halves.
-TS_DEV int end_of(const StartParams& p, int first) {
-  const int node = p.keys[first];
-  int low = first + LONG, step = LONG;
-  while (low + step < p.edges && p.keys[low + step] == node) low += step, step *= 2;
-  int high = low + step < p.edges ? low + step : p.edges;
-  while (high - low > 1) {
-    const int middle = low + (high - low) / 2;
-    (p.keys[middle] == node ? low : high) = middle;
-  }
-  return high;
-}
-
-// `busy`: how many pieces, then of each its node, its number and how many the node has. Any order: each is summed alike.
-extern "C" __global__ void __launch_bounds__(256) tilestream_starts(const __grid_constant__ StartParams p) {
-  const int at = (int)(blockIdx.x * 256 + threadIdx.x);
-  if (at > p.edges) return;
-  const int before = at == 0 ? -1 : p.keys[at - 1], here = at == p.edges ? p.nodes : p.keys[at];
-  for (int node = before + 1; node <= here; ++node) p.starts[node] = at;
-  if (before == here || at + LONG >= p.edges || p.keys[at + LONG] != here) return;
-  const int wanted = (end_of(p, at) - at + PIECE_EDGES - 1) / PIECE_EDGES, pieces = wanted < MOST_PIECES ? wanted : MOST_PIECES;
-  for (int piece = 0; piece < pieces; ++piece) {
-    int* item = p.busy + 1 + 2 * ts::count_up((u32*)p.busy);
-    item[0] = here, item[1] = piece << 16 | pieces;
-  }
-}
+constexpr int SUM_THREADS = 512, LONG = 64, IN_FLIGHT = 8, MOST_EACH = 8;
 
 template <class T>
 struct Piece {  // 16 bytes of a row, in fp32

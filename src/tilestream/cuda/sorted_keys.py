@@ -1,0 +1,180 @@
+"""Edges sorted by node on the GPU: their order, where each node's edges start, and which nodes have many."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from tilestream.cuda import beside
+from tilestream.cuda.cache import compile_ahead
+from tilestream.cuda.diagnose import Record, index_record
+from tilestream.kernels.parts.params import Field, Struct, pointers
+
+THREADS, MOST_BITS = 512, 10  # sorted_keys.cuh
+TILE = 16 * THREADS
+"""Edges of a CTA; so many are sorted by one launch."""
+CTAS = 264
+"""That count digits, of ``COUNTED`` edges a thread at once: two an SM, which is what is resident."""
+COUNTED, READ = 8, 4
+FEW_NODES = 1 << 17
+"""Whose starts one CTA writes."""
+MOST_EDGES = 1 << 30
+"""What is posted of a digit has 30 bits."""
+GAP = 64
+"""From so many nodes an edge on, each node looks for its edges, since most have none."""
+WORDS = 8  # of `head`, in front of its totals
+
+KEYS = Struct(
+    "KeyParams",
+    (
+        *pointers("index", type="const void*"),
+        Field("const u64*", "from", note="edges as the pass before left them: node << 32 | edge"),
+        *pointers("to", type="u64*"),
+        *pointers("keys", "order", "starts", "busy", type="int*"),
+        Field("u32*", "head", note="whether nodes descend, how many edges have each digit"),
+        Field("u32*", "posted", note="of each pass, tile and digit how many edges have it, there and in front"),
+        Field("u64*", "record", note="of lanes::give_up"),
+        Field("long long", "nodes"),
+        Field("int", "edges"),
+        Field("int", "wide", note="int64, not int32"),
+        Field("int", "bits", note="of a digit"),
+        Field("int", "passes"),
+        Field("int", "pass"),
+        Field("int", "tiles"),
+        Field("int", "by_node"),
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One launch: ``of`` is the number of a pass."""
+
+    name: str
+    ctas: int
+    of: int = 0
+
+
+SHARED_BYTES = 8 * TILE + (8 << MOST_BITS) + THREADS // 4
+"""Of every kernel: a tile's edges, for each digit two words, for each warp a sum."""
+
+
+def node_record() -> Record:
+    """Of an index of a sum by segments that names no node."""
+    return index_record(
+        lambda _, edge, nodes, found: (
+            f"the index of row {edge} of a sum of rows by their indices is {found}, and the sum has {nodes} rows"
+        )
+    )
+
+
+@cache  # captured graphs keep its address
+def _record(device: torch.device) -> Record:
+    return node_record()
+
+
+def explained(device: torch.device) -> AbstractContextManager[None]:
+    """What is called inside fails with an ``InputError`` where an index of this or an earlier call is no node."""
+    return _record(device).explained()
+
+
+def segments(index: Tensor, nodes: int, busy: Tensor) -> tuple[Tensor, Tensor]:
+    """``index`` (int32 or int64 [edges]) sorted, equal ones in their order; those below zero count from the end.
+
+    Enqueued alone: nothing waits for the GPU, and all may be captured in a graph. An index that is no node ends a
+    kernel, as torch's device-side assertion does; ``explained`` says which it was.
+
+    Args:
+        busy: int32 [1 + 2 (edges / ``LONG``)], gets how many pieces nodes of more edges are summed in, and which.
+
+    Returns:
+        order: int32 [edges], the edges' places.
+        starts: int32 [nodes + 1], where each node's edges start in ``order``, and the end.
+    """
+    index, edges = index.contiguous(), len(index)
+    starts = index.new_empty(nodes + 1, dtype=torch.int32)
+    if edges == 0:
+        busy.zero_()
+        return index.new_empty(0, dtype=torch.int32), starts.zero_()
+    if edges < MOST_EDGES:
+        order, keys = index.new_empty((2, edges), dtype=torch.int32)
+    else:
+        keys, order = _by_torch(index, nodes)
+        busy.zero_()
+    (bits, passes), tiles = digits_of(nodes), -(-edges // TILE)
+    made = steps(edges, nodes)
+    # Given back when all is enqueued, to who comes behind on the stream.
+    alone, own = len(made) == 1, len(made) > 2
+    head = None if alone or not own else index.new_zeros(WORDS + (passes << bits), dtype=torch.int32)
+    posted = index.new_empty((passes * tiles) << bits if own else 0, dtype=torch.int32)
+    pairs = [index.new_empty(edges if own else 0, dtype=torch.int64) for _ in range(min(2, passes - 1))]
+    tensors = {"index": index, "keys": keys, "order": order, "starts": starts, "busy": busy}
+    given = {
+        name: 0 if t is None else t.data_ptr() for name, t in (*tensors.items(), ("head", head), ("posted", posted))
+    }
+    given |= {
+        "record": _record(index.device).address,
+        "nodes": nodes,
+        "edges": edges,
+        "by_node": int(not alone and _by_node(edges, nodes)),
+    }
+    given |= {"wide": int(index.dtype == torch.int64), "bits": bits, "passes": passes, "tiles": tiles}
+    places = [0, *(pairs[k % 2].data_ptr() for k in range(passes - 1)), 0]
+    for step in made:
+        packed = KEYS.pack(**given, **{"from": places[step.of], "to": places[step.of + 1], "pass": step.of})
+        _launch(step, packed, index.device)
+    return order, starts
+
+
+def digits_of(nodes: int) -> tuple[int, int]:
+    """Bits of a digit, and how many digits nodes below ``nodes`` have: as few as can be, of like size."""
+    bits = max(1, (nodes - 1).bit_length())
+    passes = -(-bits // MOST_BITS)
+    return -(-bits // passes), passes
+
+
+def steps(edges: int, nodes: int) -> list[Step]:
+    """The launches for so many edges, at least one."""
+    if edges <= TILE and nodes <= FEW_NODES:
+        return [Step("few", 1)]
+    tiles, threads = -(-edges // TILE), 1 + max(edges, nodes if _by_node(edges, nodes) else 0)
+    starts = Step("starts", -(-threads // (READ * THREADS)))
+    if edges >= MOST_EDGES:
+        return [starts]
+    passes = [Step("scatter", tiles, k) for k in range(digits_of(nodes)[1])]
+    return [Step("count", min(CTAS, -(-edges // (COUNTED * THREADS)))), *passes, starts]
+
+
+def begin() -> None:
+    """Begin to compile the kernels, that nobody waits for yet."""
+    compile_ahead([beside.BesideSource("sorted keys", text(), SHARED_BYTES)])
+
+
+def _by_node(edges: int, nodes: int) -> bool:
+    return nodes >= GAP * edges
+
+
+def _by_torch(index: Tensor, nodes: int) -> tuple[Tensor, Tensor]:
+    """The nodes of more edges than have room in what tiles post, ascending, and their edges."""
+    wrapped = torch.where(index < 0, index + nodes, index)
+    torch.ops.aten._assert_async.msg(
+        ((wrapped >= 0) & (wrapped < nodes)).all(), "an index of a sum of rows names no row"
+    )
+    keys, order = torch.sort(wrapped.int(), stable=True)
+    return keys, order.int()
+
+
+def _launch(step: Step, packed: bytes, device: torch.device) -> None:
+    function = beside.function(f"tilestream_{step.name}", text(), device.index or 0, SHARED_BYTES)
+    stream = torch.cuda.current_stream(device).cuda_stream
+    function.launch((step.ctas, 1), THREADS, stream, packed)
+
+
+@cache
+def text() -> str:
+    """The source of all kernels."""
+    return f'#define THREADS {THREADS}\n#include "lanes.cuh"\n{KEYS.text}\n#include "sorted_keys.cuh"\n'
