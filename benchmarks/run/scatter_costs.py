@@ -20,7 +20,7 @@ from torch import Tensor
 
 from benchmarks.run.sorted_keys import index_of
 from tilestream.run import timing
-from tilestream.run.device_ops import segment_sum, segments
+from tilestream.run.device_ops import segment_reduce, segments
 
 SIZES = [
     *((88_000, 15_200, 128, "uniform"), (1_000_000, 100_000, 64, "uniform"), (1_000_000, 100_000, 64, "power law")),
@@ -52,7 +52,7 @@ def measure(edges: int, nodes: int, features: int, kind: str, dtype: torch.dtype
         arms["inductor"] = lambda: inductor(rows, index)
     if features * rows.element_size() % 16 == 0:
         order = segments(index, nodes)
-        arms["sorted"] = lambda: segment_sum(None, rows, *order)
+        arms["sorted"] = lambda: segment_reduce(None, rows, *order)
     us = dict(zip(arms, timing.timed_side_by_side(list(arms.values())), strict=True))
     return {"edges": edges, "nodes": nodes, "features": features, "kind": kind, "dtype": str(dtype), "us": us}
 

@@ -16,8 +16,7 @@ import pytest
 import torch
 
 from tilestream.cuda import sorted_keys
-from tilestream.cuda.host.build import Mutation
-from tilestream.cuda.host.lanes import HOST_FILES
+from tilestream.cuda.host.build import LANES_FILES, Mutation
 from tilestream.kernels.parts.headers import headers
 
 THREADS = 64
@@ -31,7 +30,7 @@ class OnHost:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(sorted_keys, "THREADS", THREADS)
             text = sorted_keys.text.__wrapped__()
-        texts = headers() | {n: (files("tilestream.cuda.host") / n).read_text() for n in HOST_FILES}
+        texts = headers() | {n: (files("tilestream.cuda.host") / n).read_text() for n in LANES_FILES}
         for m in mutations:
             texts[m.file] = m.apply(m.file, texts[m.file])
         launches = "".join(f"TS_LANES_LAUNCH(tilestream_{name}, KeyParams)\n" for name in NAMES)
