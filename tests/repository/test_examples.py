@@ -94,3 +94,20 @@ def test_hugging_face(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mo
     pytest.importorskip("transformers", reason="transformers is not installed (pip install 'tilestream[models]')")
     run("hugging_face.py", "--layers 1 --width 48 --hidden 520 --batch 3", monkeypatch)
     assert re.search(r"GPT-2: 0\.\d\d % off eager; \d+% of its FLOPs in kernels", capsys.readouterr().out)
+
+
+@compiles
+@pytest.mark.parametrize("words", ["", "--pyg"])
+def test_train_gnn(words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    if words:
+        pytest.importorskip("torch_geometric", reason="PyTorch Geometric is not installed")
+    run("train_gnn.py", f"--nodes 500 --steps 30 {words}", monkeypatch)
+    said = capsys.readouterr().out
+    right, chance = map(float, re.findall(r"(\d+\.\d) %", said))
+    assert right > 4 * chance
+
+
+def test_train_gnn_without_torch_geometric(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "torch_geometric", None)
+    with pytest.raises(SystemExit, match=r"--pyg needs torch-geometric .*pip install torch-geometric"):
+        run("train_gnn.py", "--pyg", monkeypatch)
