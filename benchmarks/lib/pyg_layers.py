@@ -137,7 +137,7 @@ LAYERS: dict[str, Layer] = {
         _featured,
     ),
     "PPFConv": (
-        lambda p: p.PPFConv(_mlp(WIDTH + 4, OUT)),
+        lambda p: p.PPFConv(_mlp(WIDTH + 4, OUT), add_self_loops=False),  # a loop's angle is of a vector of zeros
         lambda g: (g.x, g.places, g.normals, g.edges),
     ),
     "PointGNNConv": (

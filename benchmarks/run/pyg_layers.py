@@ -30,11 +30,12 @@ from torch.utils import _pytree as pytree
 
 from benchmarks.lib.places import RESULTS, module_command
 from benchmarks.lib.pyg_layers import LAYERS, make
+from tilestream.plan import scatter_cost
 from tilestream.run import oracle, prepare
 from tilestream.run.backend import tilestream
 
-LEAST = 1e-6
-"""Errors below this say nothing: single roundings of float32."""
+LEAST = 4e-6
+"""Errors below this say nothing: some tens of roundings of float32."""
 WAYS = ("inference", "training")
 NO_ANSWER = "no answer in time, or the process ended"
 
@@ -92,7 +93,7 @@ def tried(name: str, device: str) -> dict[str, Any]:
 
 
 def without_inductor() -> None:
-    """Graphs that Inductor would compile run as they are: what is tried is what is made of graphs before."""
+    """Graphs that Inductor would compile run as they are, and sums of few rows pay: tried is what graphs become."""
     from torch._inductor import compile_fx
 
     def inner(graph: Any, inputs: Sequence[Any], **_: Any) -> Callable[..., Any]:
@@ -105,6 +106,7 @@ def without_inductor() -> None:
         return run
 
     compile_fx.compile_fx_inner = inner  # pyright: ignore[reportAttributeAccessIssue]
+    scatter_cost.ATOMIC_US = scatter_cost.FLOAT_US = 1.0
 
 
 def kinds(rows: Sequence[dict[str, Any]]) -> dict[str, Counter[str]]:
