@@ -6,7 +6,8 @@
 
 On a GPU, or on the CPU by our reference machine. Each layer is called without gradients and with them, in float32; its
 results, and the gradients of its inputs and parameters, are right if their errors against float64 are at most twice
-eager's. Results go to ``benchmarks/results/pyg_layers.json``. Needs ``torch_geometric``.
+eager's. An exception of ours that would cost a user a region counts as a crash. Results go to
+``benchmarks/results/pyg_layers.json``. Needs ``torch_geometric``.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from torch.utils import _pytree as pytree
 
 from benchmarks.lib.places import RESULTS, module_command
 from benchmarks.lib.pyg_layers import LAYERS, make
+from tilestream.announce import STRICT
 from tilestream.plan import scatter_cost
 from tilestream.run import oracle, prepare
 from tilestream.run.backend import tilestream
@@ -157,7 +159,11 @@ def in_processes(names: Sequence[str], given: argparse.Namespace) -> list[dict[s
     rows: dict[str, dict[str, Any]] = {name: {"layer": name} for name in names}
     with tempfile.TemporaryDirectory() as caches:
         environ = {**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "1", "OMP_NUM_THREADS": "1"}
-        environ |= {"TORCHINDUCTOR_CACHE_DIR": f"{caches}/inductor", "TILESTREAM_CACHE_DIR": f"{caches}/ours"}
+        environ |= {
+            STRICT: "1",
+            "TORCHINDUCTOR_CACHE_DIR": f"{caches}/inductor",
+            "TILESTREAM_CACHE_DIR": f"{caches}/ours",
+        }
         running: list[subprocess.Popen[bytes]] = []
         for k in range(given.processes):
             command = [*module_command("run.pyg_layers"), "--of", *["--graphs"] * given.graphs]

@@ -112,6 +112,16 @@ def test_reductions_by_an_index_are_pytorchs_own_kernels() -> None:
     assert fill.work == Own("scatter_fill", 40.0, 16.0) and reduce.work == Own("scatter_reduce", 40.0, 16.0)
 
 
+@pytest.mark.parametrize("shape", [(0,), (0, 16), (5, 0)])
+def test_a_reduction_of_nothing_takes_the_time_of_its_zeros(shape: tuple[int, ...]) -> None:
+    def greatest(m: nn.Module, x: Tensor, to: Tensor) -> Tensor:
+        index = to.view(-1, *[1] * (x.dim() - 1)).expand_as(x)
+        return x.new_zeros(9, *x.shape[1:]).scatter_reduce(0, index, x, "amax", include_self=False)
+
+    _, reduce = kernels_of(nodes_of(greatest, torch.randn(shape), torch.zeros(shape[:1], dtype=torch.int64)))
+    assert isinstance(reduce.work, Own) and reduce.work.rows == 0
+
+
 def test_a_product_that_a_concatenation_holds_has_rows_as_far_apart_as_it_is_wide() -> None:
     """Its result is no multiple of 16 bytes wide there, which takes another kernel; nobody copies it."""
 

@@ -210,7 +210,7 @@ def _scatter(node: fx.Node, touched: Moved) -> tuple[Kernel, ...]:
     if given is None or not made:
         return (_kernel((node,), Stream(max(1.0, elements(node))), touched),)
     added = _given(node, given)
-    width = float(hint(added.shape[-1])) if added.dim() else 1.0
+    width = max(1.0, float(hint(added.shape[-1]))) if added.dim() else 1.0
     kinds = OWN_REDUCTIONS if packet(node) is aten.scatter_reduce else ("scatter_add",)
     return tuple(_kernel((node,), Own(kind, size(added) / width, width), touched) for kind in kinds)
 
