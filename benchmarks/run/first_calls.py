@@ -4,6 +4,7 @@
     python -m benchmarks.run.first_calls nerf_65536 --again 5   some, five processes with full caches
     python -m benchmarks.run.first_calls nerf_65536 --training  a training step: forward, sum, backward
     python -m benchmarks.run.first_calls mgn --profile          one process more, which shows where its time goes
+    python -m benchmarks.run.first_calls swin_t --again 0       a model of timm (lib/published_models.py)
 
 A call is timed from ``torch.compile`` to its results; the model is made and both compilers' modules are loaded before
 it. ``inductor`` and ``tilestream`` have a folder of caches each. ``capture`` is ``torch.compile(backend="aot_eager")``,
@@ -27,6 +28,7 @@ from typing import Any
 import torch
 
 from benchmarks.lib.places import module_command
+from benchmarks.lib.published_models import PUBLISHED
 from benchmarks.lib.sampling import sampled
 from benchmarks.run.whole_models import CASES, WHOLE, cache_folders, inference, training, write
 from tilestream.apps.models import find
@@ -35,14 +37,18 @@ from tilestream.run.backend import tilestream
 from tilestream.run.stopwatch import spent
 
 ARMS = ("tilestream", "inductor", "capture")
+NAMES = (*CASES, *PUBLISHED)
 WANTED = ("nerf_65536", "mgn", "graphcast_small")
 LEAST_PERCENT = 1.0
 
 
 def first_call(arm: str, name: str, profile: bool, device: str, sizes: dict[str, Any], train: bool) -> dict[str, Any]:
     """Seconds of the first call in this process, and of that our parts."""
-    model, published = CASES[name]
-    module, inputs = find(model).make(device=device, training=train, **{**published, **sizes})
+    if name in PUBLISHED:
+        module, inputs = PUBLISHED[name](device)
+    else:
+        model, published = CASES[name]
+        module, inputs = find(model).make(device=device, training=train, **{**published, **sizes})
     step = training if train else inference
     if device == "cuda":
         torch.cuda.synchronize()
@@ -106,7 +112,7 @@ def process(arm: str, name: str, environ: dict[str, str], given: list[str]) -> d
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("cases", nargs="*", metavar="CASE", help=f"some of {', '.join(CASES)}")
+    parser.add_argument("cases", nargs="*", metavar="CASE", help=f"some of {', '.join(NAMES)}")
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
     parser.add_argument("--again", type=int, default=3, metavar="N", help="processes with full caches")
     parser.add_argument("--profile", action="store_true", help="one process more, sampled")
@@ -120,8 +126,8 @@ def main() -> int:
     parser.add_argument("--profiled", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, default=WHOLE)
     given = parser.parse_args()
-    if unknown := [name for name in given.cases if name not in CASES]:
-        parser.error(f"no case is called {unknown[0]!r}; the cases are {', '.join(CASES)}")
+    if unknown := [name for name in given.cases if name not in NAMES]:
+        parser.error(f"no case is called {unknown[0]!r}; the cases are {', '.join(NAMES)}")
     device = "cpu" if given.cpu else "cuda"
     if device == "cuda" and not torch.cuda.is_available():
         print("no GPU: nothing to measure", file=sys.stderr)

@@ -1,15 +1,14 @@
-"""Regions with what Inductor fuses over their borders."""
+"""What Inductor saves by fusing operators of regions with their neighbours, as predicted."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
+from tilestream.devices import get
 from tilestream.graph.capture import capture
-from tilestream.graph.selection import Partition, partition
-from tilestream.plan.borders import surrounded
+from tilestream.graph.selection import partition
+from tilestream.plan.borders import neighbours, saved_us
 
 PRODUCTS = {torch.ops.aten.mm.default, torch.ops.aten.addmm.default}
 
@@ -27,58 +26,33 @@ class Layers(nn.Module):
         return x
 
 
-def regions(module: nn.Module, *inputs: Tensor) -> tuple[fx.GraphModule, Partition]:
+def regions(module: nn.Module, rows: int) -> tuple[fx.Graph, dict[str, tuple[fx.Node, ...]]]:
     with torch.no_grad():
-        (graph,) = capture(module, inputs).graphs
-    found = partition(graph)
-    return graph, found
+        (graph,) = capture(module.bfloat16().eval(), [torch.randn(rows, 64).bfloat16()]).graphs
+    return graph.graph, {cut.region.name: tuple(cut.nodes) for cut in partition(graph).cuts}
 
 
 def test_neighbours_are_what_inductor_would_fuse():
-    graph, found = regions(Layers().bfloat16().eval(), torch.randn(512, 64).bfloat16())
-    around = surrounded(graph, {cut.region.name: cut.nodes for cut in found.cuts})
-    inside = {node for cut in found.cuts for node in cut.nodes}
-    assert len(found.cuts) == 2 and around
-    for one in around.values():
-        assert one.beside and not {n.target for n in one.beside} & {
-            torch.ops.aten.mm.default,
-            torch.ops.aten.addmm.default,
-        }
-    assert any(n not in inside for one in around.values() for n in one.beside)
+    graph, found = regions(Layers(), 512)
+    around = neighbours(list(graph.nodes), found)
+    assert len(found) == 2 and around
+    inside = {node for members in found.values() for node in members}
+    assert all(others and not {n.target for n in others} & PRODUCTS for others in around.values())
+    assert any(n not in inside for others in around.values() for n in others)
 
 
-class Noted(fx.Interpreter):
-    """Runs a graph and keeps every value by its node's name."""
-
-    def __init__(self, graph: fx.GraphModule) -> None:
-        super().__init__(graph)
-        self.known: dict[str, Any] = {}
-
-    def run_node(self, n: fx.Node) -> Any:
-        self.known[n.name] = super().run_node(n)
-        return self.known[n.name]
-
-
-def test_a_region_with_its_neighbours_computes_what_it_does_in_the_whole():
-    torch.manual_seed(0)
-    module, x = Layers().bfloat16().eval(), torch.randn(512, 64).bfloat16()
-    graph, found = regions(module, x)
-    weights = {tuple(p.shape): p for p in module.parameters()}
-    given = [n.meta["val"] for n in graph.graph.find_nodes(op="placeholder")]
-    noted = Noted(graph)
-    with torch.no_grad():
-        noted.run(*(x if v.shape == x.shape else weights[tuple(v.shape)] for v in given))
-        for one in surrounded(graph, {cut.region.name: cut.nodes for cut in found.cuts}).values():
-            own = [noted.known[n.name] for n in one.graph.graph.find_nodes(op="placeholder")]
-            (output,) = one.graph.graph.find_nodes(op="output")
-            (results,) = output.args
-            assert isinstance(results, tuple) and results
-            for got, node in zip(one.graph(*own), results, strict=True):
-                assert isinstance(node, fx.Node) and torch.equal(got, noted.known[node.name])
+def test_what_is_saved_is_what_neighbours_need_not_read_again():
+    """A kernel less, and the tensor at the border written and read once less."""
+    h200, saved = get("h200"), []
+    for rows in (65_536, 524_288):
+        graph, found = regions(Layers(), rows)
+        saved.append(saved_us(graph, found, h200, tf32=False))
+        crossed = rows * 64 * 2 / h200.dram_bytes_per_s * 1e6
+        assert crossed < saved[-1] < 8 * crossed + 20
+    assert saved[1] > 4 * saved[0] > 0
 
 
 def test_a_region_between_products_has_no_neighbours():
-    module = nn.Sequential(nn.Linear(64, 96), nn.ReLU(), nn.Linear(96, 64)).bfloat16().eval()
-    graph, found = regions(module, torch.randn(512, 64).bfloat16())
-    assert len(found.cuts) == 1
-    assert surrounded(graph, {cut.region.name: cut.nodes for cut in found.cuts}) == {}
+    graph, found = regions(nn.Sequential(nn.Linear(64, 96), nn.ReLU(), nn.Linear(96, 64)), 512)
+    assert len(found) == 1 and neighbours(list(graph.nodes), found) == {}
+    assert saved_us(graph, found, get("h200"), tf32=False) == 0.0

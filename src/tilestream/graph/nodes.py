@@ -165,3 +165,8 @@ def last_dim(node: fx.Node, x: object, dim: object) -> None:
     dims = [dim] if isinstance(dim, int) else list(dim) if isinstance(dim, list | tuple) else []
     if not fake.dim() or [d % fake.dim() for d in dims if isinstance(d, int)] != [fake.dim() - 1]:
         raise Unsupported("works along rows")
+
+
+def takes_tf32() -> bool:
+    """Whether tensor cores take float32 products: by torch's own flag, as it is set now."""
+    return torch.get_float32_matmul_precision() != "highest"

@@ -68,7 +68,7 @@ CLEAR_OF_SUMS = 0.02
 fuses with nothing, so that regions stand in nobody's way; what it gains by fusing their biases' sums is less than what
 is not counted: the sums gained 941 us of GraphCast's backward graph where 388 were counted, 108 of DLRM's for 87."""
 PAYS = 0.01
-"""The same for what regions gain besides what Inductor saves by fusing over their borders, which is timed. Of seven
+"""The same for what regions gain besides what Inductor saves by fusing over their borders, as predicted. Of seven
 graphs of ``benchmarks/results`` that were compiled both ways (fresh models, training, ``whole``) and of ViT-tiny, BERT,
 ConvNeXt-T, Swin-T and EfficientNet-B0 those with regions were faster in all, by 0.3 to 10 times what regions gained."""
 EACH_SHOWN = 4

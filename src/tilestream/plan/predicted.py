@@ -14,7 +14,7 @@ from tilestream.devices import Device
 from tilestream.errors import TilestreamError
 from tilestream.graph.capture import Captured
 from tilestream.graph.costs import flops
-from tilestream.graph.nodes import computes, is_ours
+from tilestream.graph.nodes import computes, is_ours, takes_tf32
 from tilestream.graph.provenance import module_path
 from tilestream.graph.selection import Cut
 from tilestream.options import Options
@@ -58,7 +58,7 @@ def of_graphs(
         mode=("train" if model.training else "eval") if isinstance(model, torch.nn.Module) else "",
         training=training,
         hints=hints(model, captured, training),
-        tf32=torch.get_float32_matmul_precision() != "highest",
+        tf32=takes_tf32(),
     )
     return replan(made, device)
 

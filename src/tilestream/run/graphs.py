@@ -12,18 +12,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import InitVar, asdict, dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor, fx
 
 from tilestream.announce import announce, announce_failure, announced
 from tilestream.errors import PlanError
 from tilestream.graph.capture import Kind
 from tilestream.graph.modules import copied
+from tilestream.graph.nodes import takes_tf32
 from tilestream.graph.region import Region
 from tilestream.graph.selection import Cut, Partition
 from tilestream.graph.tails import Tail
 from tilestream.options import Options
 from tilestream.plan import chain_choice
+from tilestream.plan.borders import saved_us
 from tilestream.plan.cache import versions
 from tilestream.plan.candidates import Candidate, Plan
 from tilestream.plan.chooser import choose
@@ -53,7 +54,7 @@ class Compilation:
     """One compilation of a captured graph: inference, or forward and backward.
 
     ``plans`` are those of the calls that were placed last; ``interactions`` those of an inference graph; ``rewritten``
-    says that a joint graph had some.
+    says that a joint graph had some; ``saved_us`` is what Inductor saves over regions' borders (``plan.borders``).
 
     It lives as long as the compiled function, so it holds the user's tensors by weak references only.
 
@@ -67,8 +68,7 @@ class Compilation:
     inputs: InitVar[Sequence[Any]]
     patches: Mapping[str, Any] = field(default_factory=dict)
     plans: list[Plan] = field(default_factory=list)
-    running: list[RegionAnalysis] = field(default_factory=list)
-    unplaced: fx.GraphModule | None = None
+    saved_us: float | None = None
     interactions: list[Plan] = field(default_factory=list)
     rewritten: bool = False
 
@@ -98,7 +98,7 @@ class Compilation:
         Raises:
             PlanError: with ``fallback=False``: an operator or a region cannot run as a pipeline.
         """
-        self.plans, self.running = [], []
+        self.plans, self.saved_us = [], None
         backward, training = bool(kwargs.get("is_backward")), not kwargs.get("is_inference", False)
         if training:
             self._planned = self.options.with_(constant_weights=False)  # steps of training change them
@@ -127,7 +127,8 @@ class Compilation:
                     f"{left} of {len(found.regions)} regions go to Inductor, which is as fast there. "
                     "tilestream.explain(model, *inputs) tells all"
                 )
-            self.unplaced = copied(graph) if self._whole().measures() else None
+            if self._whole().measures():
+                self.saved_us = self._saved_us(graph, made)
             self._place(graph, made)
         except Exception as failure:
             if not self.options.fallback:
@@ -179,21 +180,16 @@ class Compilation:
         """
         if self.rewritten and not self.plans:
             return compiled(streamed)
-        chosen = self._whole().choose(streamed, plain, compiled, inputs, kwargs)
-        self.running, self.unplaced = [], None
-        return chosen
+        return self._whole().choose(streamed, plain, compiled, inputs, kwargs)
 
     def keep(self, training: bool) -> None:
         """Note that the graph's regions are all there is to it."""
         self._whole().note(training)
-        self.running, self.unplaced = [], None
 
     def _whole(self) -> Whole:
         originals = [known() for known in self._inputs]
         beside_us = sum(made.gain_us for made in self.interactions)
-        return Whole(
-            self.options, self.target, self.patches, self.plans, originals, beside_us, self.running, self.unplaced
-        )
+        return Whole(self.options, self.target, self.patches, self.plans, originals, beside_us, self.saved_us)
 
     def _begin(self, found: Found) -> list[GradientLaunch]:
         """Begin to compile the kernels that will be timed; the launches of gradients among them."""
@@ -225,9 +221,20 @@ class Compilation:
                     calls.of_sums(each.of, running[0], self.target.kind)
                 elif each.of is not None:
                     calls.of_region(each.of, running[0], self.target.kind, self._planned.constant_weights)
-                self.running.append(each)
                 self.plans += [a.plan for a in (*each.parts, each) if a.plan is not None]
         calls.settle()
+
+    def _saved_us(self, graph: fx.GraphModule, made: Sequence[RegionAnalysis]) -> float | None:
+        """What Inductor saves over the borders of what will run; None where a backward chain does, of which that cannot
+        be told. Sums of weight gradients are products, which Inductor fuses with nothing."""
+        regions = [each for each in made if each.running and each.kind != "weight gradients"]
+        if any(each.kind != "region" for each in regions):
+            return None
+        with timed("planning"), announced("the graph may be compiled with its regions and without"):
+            by_name = {n.name: n for n in graph.graph.nodes}
+            members = {each.name: [by_name[n.name] for n in each.nodes] for each in regions}
+            return saved_us(graph.graph, members, self.target.hardware, takes_tf32())
+        return None
 
     def _announce(self, found: Found) -> None:
         log.info("%d of %d operators in %d regions", covered(found), found.operators, len(found.regions))
@@ -241,8 +248,7 @@ class Compilation:
     def _left_out(self, found: Found) -> LeftOut | None:
         """What stays out, by its time; None where that is not known: the line then names the first operator."""
         with announced("the time of what goes to Inductor is not known"):
-            tf32 = torch.get_float32_matmul_precision() != "highest"
-            return of_partition(found.graph.graph, found, self.target.hardware, tf32)
+            return of_partition(found.graph.graph, found, self.target.hardware, takes_tf32())
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,8 @@
 """Never slower, as a whole: a graph with its regions against the same graph without them, both timed.
 
 What each region gains, measured alone, is known. Where that is much of the graph's time there is no question; where it
-is little, the regions are timed with their neighbours, which tells what they keep Inductor from fusing
-(``run.surroundings``). Where that leaves a doubt, or where Inductor tunes its own kernels, the whole is compiled twice
-and the winner kept.
+is little, it must be more than Inductor is predicted to save by fusing operators of regions with others
+(``plan.borders``). Else, or where Inductor tunes its own kernels, the whole is compiled twice and the winner kept.
 """
 
 from __future__ import annotations
@@ -26,12 +25,10 @@ from tilestream.plan import margins
 from tilestream.plan.candidates import FALLBACK, Candidate, Plan
 from tilestream.plan.chooser import Question, Time, choose
 from tilestream.plan.gradients import STRATEGY
-from tilestream.plan.parts import RegionAnalysis
 from tilestream.plan.shown import total_us
 from tilestream.run import prepare, timing
 from tilestream.run.made_up import check_room, random_tensor
 from tilestream.run.stopwatch import timed
-from tilestream.run.surroundings import lost_us
 from tilestream.run.target import Target
 from tilestream.run.timer import Timer, Trial
 
@@ -100,8 +97,7 @@ class Whole:
         plans: those of the launches that the graph calls.
         originals: the values that Dynamo compiles for, None where one is gone: indices among them are in range.
         beside_us: what operators of ours that are no pipelines gain, by their own measurements.
-        running: what of it are pipelines, as it was found in the graph.
-        unplaced: the graph in which that was found, without calls.
+        saved_us: what Inductor saves by fusing over the borders of regions, as predicted; None where that is not known.
     """
 
     options: Options
@@ -110,8 +106,7 @@ class Whole:
     plans: Sequence[Plan]
     originals: Sequence[Any]
     beside_us: float = 0.0
-    running: Sequence[RegionAnalysis] = ()
-    unplaced: fx.GraphModule | None = None
+    saved_us: float | None = None
 
     def choose(
         self,
@@ -184,15 +179,10 @@ class Whole:
 
     def _pays(self, gain_us: float, us: float) -> bool:
         """Whether regions gain more than Inductor saves by fusing their operators with others. ``us``: of the whole."""
-        if self._is_tuned or self.unplaced is None:
+        if self._is_tuned or self.saved_us is None:
             return False
-        try:
-            lost = lost_us(self.unplaced, self.running, self.target)
-        except Exception as failure:
-            log.debug("the whole is compiled a second time, which decides", exc_info=failure)
-            return False
-        log.info("regions gain %.1f us; Inductor would save %s us at their borders", gain_us, lost)
-        return lost is not None and gain_us - lost >= margins.PAYS * us
+        log.info("regions gain %.1f us; Inductor would save %.1f us at their borders", gain_us, self.saved_us)
+        return gain_us - self.saved_us >= margins.PAYS * us
 
     def _at_most_us(self, call: Callable[[], Callable[[], Any]]) -> float | None:
         """Microseconds that a call takes at most, by a few calls before the GPU is at its clocks; None where it fails.

@@ -6,7 +6,7 @@ import torch
 from torch import fx
 
 from tilestream.graph.lowering import MAX_FEATURES, Emitter, Frame, Steps, dtype_of
-from tilestream.graph.nodes import Unsupported, argument, number, packet, value
+from tilestream.graph.nodes import Unsupported, argument, number, packet, takes_tf32, value
 from tilestream.graph.sizes import product, same_shape, same_size, same_sizes
 from tilestream.ir.pipeline import Tile
 
@@ -138,7 +138,7 @@ def _bias(e: Emitter, bias: object, frame: Frame, outs: int) -> fx.Node | Tile |
 
 
 def _matmul_precision(dtype: str) -> None:
-    if dtype == "f32" and torch.get_float32_matmul_precision() == "highest":
+    if dtype == "f32" and not takes_tf32():
         raise Unsupported(
             "a float32 matmul under torch.set_float32_matmul_precision('highest'): tensor cores have tf32 ('high')"
         )

@@ -295,9 +295,10 @@ TS_DEV void write(const P& p, const Share& at, int four, const float (&v)[4]) {
 }
 
 // All CTAs of a block have left their sums: a flag each, raised by one in every launch. Nothing is reset, so that a captured
-// launch can be replayed. Stores of all threads come before the barrier, and that before the release. The warps that load do
-// it when they have: with a trap behind the products ptxas gives these 168 registers, not what was asked for.
-constexpr int LEFT = 4, MET = 5, MEMBERS = 256 + 4 * WARP_MEMBERS;
+// launch can be replayed. Stores of all threads come before the barrier, and that before the release. The warps that neither
+// load nor multiply do it: with a trap behind the products ptxas gives these 168 registers, not what was asked for, and where
+// the warps that load went on to it, two layers of 128 took 1.07 of their time.
+constexpr int LEFT = 4, MET = 5, LOADING = 2, WAITING = 2, MEMBERS = 256 + WAITING * WARP_MEMBERS;
 
 TS_DEV void meet(const Sync& sync, const Share& at, int warp) {
   const int cta = cta_index();
@@ -306,7 +307,7 @@ TS_DEV void meet(const Sync& sync, const Share& at, int warp) {
   sync_warp();
   named_sync(LEFT, MEMBERS);
   if (warp == 0 && lane_in_warp() == 0) flag_release(mine, launch);
-  for (int s = warp * WARP + (int)lane_in_warp(); s < at.stage.splits; s += 4 * WARP) {
+  for (int s = warp * WARP + (int)lane_in_warp(); s < at.stage.splits; s += WAITING * WARP) {
     const int peer = at.stage.first + s * at.stage.parts + at.part;
     flag_wait(sync, peer, launch, cta, peer, 0);
   }
