@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import every_lane
 import torch
@@ -92,14 +93,20 @@ def single(layer: Layer, split: Split, rows: int) -> Made:
     return share_tile(layer.program(), split), lambda: layer.tensors(rows, "cuda"), rows
 
 
+BY_NAME: dict[str, tuple[str, ...]] = {
+    "row streams": ("chain", "chain_tf32", "chain_resident", "nerf", "edge_block_512", "reductions"),
+    "tiles by columns": ("narrow_by_columns", "views_by_columns", "wide", "mixed_odd_inputs_by_columns"),
+    "pairs of CTAs": ("chain_pairs", "odd_widths_pairs_f16", "wide_pairs"),
+    "odd rows": ("odd_widths", "odd_widths_f16", "views", "mixed_odd_inputs", "mixed_slices_of_fp32"),
+    "queues in L2": ("spatial_chain_tight", "spatial_multicast", "spatial_heads_f16", "spatial_hybrid"),
+    "layers over SMs by columns": ("layers_by_columns", "layers_by_columns_f16"),
+    "queues in DRAM": ("bulk_chain", "bulk_odd_f16", "l2_and_dram"),
+}
+"""Pipelines of ``gpu_pipelines.NAMED``, by their shape; the others of these are a shape by themselves."""
+LISTED = {name for names in BY_NAME.values() for name in names}
 PIPELINES: dict[str, Callable[[], Sequence[Made]]] = {
-    "row streams": lambda: named("chain", "chain_tf32", "chain_resident", "nerf", "edge_block_512", "reductions"),
-    "tiles by columns": lambda: named("narrow_by_columns", "views_by_columns", "wide", "mixed_odd_inputs_by_columns"),
-    "pairs of CTAs": lambda: named("chain_pairs", "odd_widths_pairs_f16", "wide_pairs"),
-    "odd rows": lambda: named("odd_widths", "odd_widths_f16", "views", "mixed_odd_inputs", "mixed_slices_of_fp32"),
-    "queues in L2": lambda: named("spatial_chain_tight", "spatial_multicast", "spatial_heads_f16", "spatial_hybrid"),
-    "layers over SMs by columns": lambda: named("layers_by_columns", "layers_by_columns_f16"),
-    "queues in DRAM": lambda: named("bulk_chain", "bulk_odd_f16", "l2_and_dram"),
+    **{shape: partial(named, *names) for shape, names in BY_NAME.items()},
+    "the others by name": partial(named, *(name for name in NAMED if name not in LISTED)),
     "gathers": lambda: [
         (p, lambda p=p: on_gpu(gathered(p, ROWS)), ROWS)
         for p in (GATHERS[n]() for n in ("message128", "message512", "f32", "everywhere"))
@@ -115,9 +122,7 @@ PIPELINES: dict[str, Callable[[], Sequence[Made]]] = {
         (tile_block(block.program(), get("h200")), lambda block=block: block.tensors(ROWS, "cuda"), ROWS)
         for block in (Ffn(1032, 520, 520, act="gelu", norm="layer", residual=True, dtype="f16"), GATED)
     ],
-    "backward chains": lambda: [
-        (p, lambda p=p: chained(p, ROWS, device="cuda"), ROWS) for name, p in CHAINS.items() if name != "odd rows"
-    ],
+    "backward chains": lambda: [(p, lambda p=p: chained(p, ROWS, device="cuda"), ROWS) for p in CHAINS.values()],
     "stationary sums": lambda: [(p, lambda p=p: data(p, ROWS, device="cuda"), ROWS) for p in SUMS.values()],
 }
 
