@@ -23,7 +23,7 @@ def pack(source: KernelSource, call: Call) -> bytes:
     tables: Tables = source.tables
     pipeline, rows, at = source.pipeline, call.part.rows, call.at
     for w in tables.windows:
-        pixels = rows // (w.height * w.width) * w.in_height * w.in_width
+        pixels = rows // w.lowest.pixels * w.size[0] * w.size[1]
         if pixels > MOST_ROWS:
             raise InputError(f"pictures {w.tensor!r} have {pixels} pixels, more than {MOST_ROWS}", "give fewer images")
     told = at_least_one([_pointer(*p, call.where, pipeline) for p in tables.pointers], (0, 0))
@@ -62,8 +62,8 @@ def _map(spec: MapSpec, tables: Tables, call: Call, pipeline: Pipeline) -> bytes
 def _pixels(spec: MapSpec, tables: Tables, call: Call) -> bytes:
     """The tensor map of pictures whose taps are copied in bulk."""
     w = tables.windows[int(spec.name)]
-    sizes = (w.channels, w.in_width, w.in_height, call.part.rows // (w.height * w.width))
-    strides = (w.stride_x, w.stride_y)
+    sizes = (w.size[2], w.size[1], w.size[0], call.part.rows // w.lowest.pixels)
+    strides = (w.lowest.stride_x, w.lowest.stride_y)
     return call.maps.pixels(w.dtype, call.where[w.tensor].address, sizes, *w.corners, strides, spec.box_rows)
 
 

@@ -5,10 +5,10 @@ A pipeline with DRAM queues is several launches; ``emit`` takes one of them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 
 from tilestream.errors import CompileError
-from tilestream.ir.pipeline import Pipeline, Residency, Stage
+from tilestream.ir.pipeline import Pipeline, Residency
 from tilestream.kernels.parts.mma import specialisation
 from tilestream.kernels.parts.params import MAP, Field, Struct, pointers
 from tilestream.kernels.parts.source import KernelSource
@@ -20,6 +20,7 @@ from tilestream.kernels.stream.layout import SHARED_LIMIT, Layout, lay_out
 from tilestream.kernels.stream.model import Schedule, ceil_to
 from tilestream.kernels.stream.places import splits_for
 from tilestream.kernels.stream.tables import (
+    GATHERED,
     ODD_ROWS,
     TAPPED,
     TAPPED_IN_BULK,
@@ -41,22 +42,23 @@ COUNTER_BYTES = 16 * len(ROLES)
 
 @dataclass(frozen=True)
 class StageKind:
-    """Stages with the same code: layout constants and the consumer's text."""
+    """Stages with the same code: layout constants and the consumer's text.
 
-    index: int
+    ``traits``: type, name and value of constants that are as the headers have them where a kind does not say otherwise.
+    ``text``: the body as it is shown, with comments for people.
+    """
+
+    index: int = field(compare=False)
     dtype: str
     layout: Layout
     tiles: int
-    tables: StageTables
+    counts: tuple[int, int, int]  # entries of pages and loads, groups of stores
     resident: bool
     two_publishers: bool
-    mixed: bool  # some odd rows are not of the operands' dtype
-    boxed: bool  # some pages are of several boxes
-    gathers: bool  # some rows are taken through an index
-    queued: bool  # it is one of several stages, and all that it loads comes by bulk copies
-    taps: str  # how some rows, which are pixels at a tap, come
+    traits: tuple[tuple[str, str, str], ...]
     declarations: str
     body: str
+    text: str = field(compare=False)
 
 
 def argument(tables: Tables, stamped: bool) -> Struct:
@@ -91,8 +93,6 @@ def emit(pipeline: Pipeline, annotate: bool = False, stamped: bool = False) -> K
     tables = Tables()
     add_queues(tables, pipeline)
     kinds: list[StageKind] = []
-    plain: list[StageKind] = []  # the same without comments
-    uses: list[StageUse] = []
     products: set[tuple[str, int]] = set()
     shared, registers = 0, 0
     for stage in pipeline.stages:
@@ -103,28 +103,23 @@ def emit(pipeline: Pipeline, annotate: bool = False, stamped: bool = False) -> K
         at.pointers, at.credits = len(tables.stage_pointers), len(tables.credits)
         emitter = ConsumerEmitter(schedule, layout, pipeline, tables, stamped)
         body = emitter.body()
+        resident = stage.residency is Residency.RESIDENT
         kind = StageKind(
-            len(kinds), schedule.dtype, layout, stage.tiles_per_step, at, stage.residency is Residency.RESIDENT,
-            stage.residency is Residency.RESIDENT and stage.placement.dim == 0,
-            any(op[-1] in ODD_ROWS.values() for op in tables.load_ops[at.load_ops :]),
-            bool(schedule.loops) or _boxed(tables, at, stage), any(s.index for s in schedule.streams.values()),
-            _queued(tables, at),
-            _taps(tables, at), emitter.declarations(), body,
+            len(kinds), schedule.dtype, layout, stage.tiles_per_step, (at.pages, at.loads, at.store_groups), resident,
+            resident and stage.placement.dim == 0, _traits(tables, at, schedule), emitter.declarations(), body,
+            emitter.annotated() if annotate else body,
         )  # fmt: skip
-        same = next((k for k in plain if _same(k, kind)), None)
-        if same is None:
-            kinds.append(replace(kind, body=emitter.annotated()) if annotate else kind)
-            plain.append(kind)
-        uses.append(StageUse(stage.name, (same or kind).index, stage.replicas, at))
+        if kind not in kinds:
+            kinds.append(kind)
+        tables.stages.append(StageUse(stage.name, kinds.index(kind), stage.replicas, at))
         products |= _products(schedule, layout)
-    tables.stages = uses
     counters = place_counters(shared) if stamped else None
     params = argument(tables, stamped)
     text = rendered(
         "kernel.cu.j2",
         pipeline,
         kinds=kinds,
-        stages=uses,
+        stages=tables.stages,
         tables=tables,
         mma=[specialisation(d, b) for d, b in sorted(products)],
         threads=THREADS,
@@ -137,22 +132,23 @@ def emit(pipeline: Pipeline, annotate: bool = False, stamped: bool = False) -> K
     return KernelSource(pipeline, text, shared, params, splits_for(registers), tables, stamped)
 
 
-def _queued(tables: Tables, at: StageTables) -> bool:
-    """Whether a stage is one of several joined by queues, and all that it loads comes by bulk copies."""
+def _traits(tables: Tables, at: StageTables, schedule: Schedule) -> tuple[tuple[str, str, str], ...]:
+    """What a stage has that not all have: pages of several boxes; rows through an index; only bulk copies, as one of
+    several stages; pixels at taps, and how they come; odd rows that are not of the operands' dtype."""
+    pages = tables.page_ops[at.page_ops : at.page_ops + at.pages]
     loads = tables.load_ops[at.load_ops : at.load_ops + at.loads]
-    return bool(tables.queues and loads) and all(op[0] >= 0 for op in loads)
-
-
-def _boxed(tables: Tables, at: StageTables, stage: Stage) -> bool:
-    """Whether chunks of weights share pages: entries of pairs of CTAs, whose pages do not, have their half there."""
-    return stage.group == 1 and any(op[-1] for op in tables.page_ops[at.page_ops : at.page_ops + at.pages])
-
-
-def _taps(tables: Tables, at: StageTables) -> str:
-    """How a stage's pixels come, as taps.cuh names it; empty if there are none."""
-    told = {op[0] for op in tables.load_ops[at.load_ops : at.load_ops + at.loads]}
-    ways = {TAPPED: "BY_LANES", TAPPED_IN_BULK: "IN_BULK"}
-    return " | ".join(name for index, name in ways.items() if index in told)
+    told = {op[0] for op in loads}
+    # Entries of pairs of CTAs, whose pages are of one box, have their half where others have boxes.
+    boxed = schedule.stage.group == 1 and any(op[-1] for op in pages)
+    ways = ((TAPPED, "BY_LANES"), (TAPPED_IN_BULK, "IN_BULK"))
+    values = {
+        "BOXED": "true" if schedule.loops or boxed else "",
+        "GATHERS": "true" if GATHERED in told else "",
+        "QUEUED": "true" if tables.queues and loads and min(told) >= 0 else "",
+        "TAPS": " | ".join(name for index, name in ways if index in told),
+        "MIXED": "true" if any(op[-1] in ODD_ROWS.values() for op in loads) else "",
+    }
+    return tuple(("int" if name == "TAPS" else "bool", name, value) for name, value in values.items() if value)
 
 
 def place_counters(shared_bytes: int) -> int:
@@ -168,27 +164,6 @@ def place_counters(shared_bytes: int) -> int:
             "measure another strategy",
         )
     return at
-
-
-def _same(a: StageKind, b: StageKind) -> bool:
-    def key(k: StageKind) -> tuple:
-        counts = (k.tables.pages, k.tables.loads, k.tables.store_groups)
-        return (
-            k.dtype,
-            k.layout,
-            k.tiles,
-            counts,
-            k.resident,
-            k.mixed,
-            k.boxed,
-            k.gathers,
-            k.queued,
-            k.taps,
-            k.declarations,
-            k.body,
-        )
-
-    return key(a) == key(b)
 
 
 def _products(schedule: Schedule, layout: Layout) -> set[tuple[str, int]]:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from tilestream.ir.pipeline import DTYPE_BYTES, INDEX_BYTES, TILE_ROWS, Pipeline, Transport
 from tilestream.ir.taps import Tap
 from tilestream.kernels.parts.taps import corners, lowest
-from tilestream.kernels.stream.chunks import epilogue_chunks, product_chunks
+from tilestream.kernels.stream.chunks import all_chunks, epilogue_chunks, product_chunks
 from tilestream.kernels.stream.layout import Layout, boxes_of
-from tilestream.kernels.stream.model import Place, Schedule, Sink, Stream, ceil_to, columns_of
+from tilestream.kernels.stream.model import Schedule, Sink, Stream, ceil_to, columns_of
 
 TABLE, INDEX = "table", "index of "
 """Kinds of pointers: of a table, with the bytes of its rows; of an index into the named one, with how many it has."""
@@ -43,29 +43,22 @@ class MapSpec:
 class WindowSpec:
     """Output pixels that are a kernel's rows, and the pictures that its taps read: struct Window of taps.cuh.
 
-    ``lowest_y``, ``lowest_x``: of all taps of the pictures, where the first output pixel reads. ``corners``: of the box
-    of bulk copies (``kernels.parts.taps``).
+    ``lowest``: where all taps of these strides begin. ``size``: of a picture, [height, width, channels].
+    ``corners``: of the box of bulk copies (``kernels.parts.taps``).
     """
 
     tensor: str
     dtype: str
-    height: int
-    width: int
-    stride_y: int
-    stride_x: int
-    in_height: int
-    in_width: int
-    channels: int
+    lowest: Tap
+    size: tuple[int, ...]
     pixel_bytes: int
-    lowest_y: int
-    lowest_x: int
     corners: tuple[tuple[int, int], tuple[int, int]]
 
     @property
     def entry(self) -> tuple[int, ...]:
         """As the kernel knows it."""
-        strides, size = (self.stride_y, self.stride_x), (self.in_height, self.in_width)
-        return (self.height, self.width, *strides, *size, self.pixel_bytes, self.lowest_y, self.lowest_x)
+        t = self.lowest
+        return (t.height, t.width, t.stride_y, t.stride_x, *self.size[:2], self.pixel_bytes, t.y, t.x)
 
 
 @dataclass(frozen=True)
@@ -161,24 +154,26 @@ class Tables:
         """First flag line, depth and number of consumers of every queue."""
         return [(q.line, q.depth, len(q.consumers)) for q in self.queues]
 
-    def map(self, spec: MapSpec) -> int:
-        if spec not in self.maps:
-            self.maps.append(spec)
-        return self.maps.index(spec)
+    def map(self, kind: str, name: str, dtype: str, columns: int, box_rows: int = TILE_ROWS, rows: int = 0) -> int:
+        return _place(self.maps, MapSpec(kind, name, dtype, columns, box_rows, rows))
+
+    def ring(self, queue: int, dtype: str) -> int:
+        """The tensor map of a queue's ring."""
+        spec = self.queues[queue]
+        return self.map("ring", str(queue), dtype, spec.features, rows=spec.depth * TILE_ROWS)
 
     def pointer(self, kind: str, name: str, first: int = 0) -> int:
-        wanted = Pointer(kind, name, first)
-        if wanted not in self.pointers:
-            self.pointers.append(wanted)
-        return self.pointers.index(wanted)
-
-    def window(self, spec: WindowSpec) -> int:
-        if spec not in self.windows:
-            self.windows.append(spec)
-        return self.windows.index(spec)
+        return _place(self.pointers, Pointer(kind, name, first))
 
     def queue(self, tile: str) -> int:
         return next(i for i, q in enumerate(self.queues) if q.tile == tile)
+
+
+def _place(among: list, spec: object) -> int:
+    """Its index ``among`` others, to which it is added where it is new."""
+    if spec not in among:
+        among.append(spec)
+    return among.index(spec)
 
 
 def add_queues(tables: Tables, pipeline: Pipeline) -> None:
@@ -194,7 +189,7 @@ def add_queues(tables: Tables, pipeline: Pipeline) -> None:
 def add_stage(tables: Tables, schedule: Schedule, layout: Layout, pipeline: Pipeline) -> StageTables:
     """Append a stage's pages, loads and stores in the order in which its consumers take them."""
     at = StageTables(len(tables.page_ops), 0, len(tables.load_ops), 0, len(tables.store_bounds))
-    left = Counter(_takes(schedule))
+    left = Counter(all_chunks(schedule))
     for step in schedule.steps:
         if step.gemm is not None:
             loop = schedule.loop_of(step) or schedule.summed(step)
@@ -204,26 +199,17 @@ def add_stage(tables: Tables, schedule: Schedule, layout: Layout, pipeline: Pipe
                 for turn in range(loop.turns):
                     for inner in loop.steps:
                         _weights(tables, schedule, layout, schedule.steps[inner], pipeline, turn)
-            for tile, column in product_chunks(schedule, step):
-                left[tile] -= column == 0
-                _load(tables, schedule, tile, column, pipeline, left[tile], True)
+        for chunk in product_chunks(schedule, step):
+            left[chunk] -= 1
+            _load(tables, schedule, *chunk, pipeline, left[chunk], True)
         for phase in step.phases:
-            left.subtract(phase.streams)
-            for tile, column in epilogue_chunks(schedule, step, phase):
-                _load(tables, schedule, tile, column, pipeline, left[tile], False)
+            for chunk in epilogue_chunks(schedule, step, phase):
+                left[chunk] -= 1
+                _load(tables, schedule, *chunk, pipeline, left[chunk], False)
             _stores(tables, schedule, step, phase, pipeline, at)
     at.pages = len(tables.page_ops) - at.page_ops
     at.loads = len(tables.load_ops) - at.load_ops
     return at
-
-
-def _takes(schedule: Schedule) -> list[str]:
-    """The tile of every use of a stream, in order."""
-    takes = []
-    for step in schedule.steps:
-        takes += [s.tile for s in (step.gemm.segments if step.gemm else ()) if s.place is Place.STREAM]
-        takes += [t for phase in step.phases for t in phase.streams]
-    return takes
 
 
 def _weights(tables: Tables, schedule: Schedule, layout: Layout, step, pipeline: Pipeline, turn: int = 0) -> None:
@@ -241,17 +227,15 @@ def _weights(tables: Tables, schedule: Schedule, layout: Layout, step, pipeline:
     half = box // 2 if schedule.stage.group == 2 and box % 16 == 0 else 0
     if aligned:
         start = {s: s.weight_column for s in by_column}
-        index = tables.map(MapSpec("weight", gemm.weight, dtype, depth, half or box, out))
+        index = tables.map("weight", gemm.weight, dtype, depth, half or box, out)
     else:
         start, at = {}, 0
         for s in by_column:
             start[s] = at
             at += ceil_to(s.features, columns)
         segments = tuple((s.weight_column, s.features, start[s]) for s in by_column)
-        spec = PackSpec(gemm.weight, weight.dtype, out, at, segments)
-        if spec not in tables.packs:
-            tables.packs.append(spec)
-        index = tables.map(MapSpec("packed", str(tables.packs.index(spec)), dtype, at, half or box, out))
+        pack = _place(tables.packs, PackSpec(gemm.weight, weight.dtype, out, at, segments))
+        index = tables.map("packed", str(pack), dtype, at, half or box, out)
     loop = schedule.loop_of(step)
     if loop is not None:
         for segment in gemm.segments:
@@ -282,68 +266,49 @@ def _load(
 ) -> None:
     """One chunk of a stream, as the operand of a product or of an epilogue.
 
-    ``again``: how many more times this stage takes the tile; only the last may leave the L2 first.
+    ``again``: how many more times this stage takes the chunk; only the last may leave the L2 first.
     """
     stream = schedule.streams[tile]
-    columns = columns_of(stream.dtype)
-    element = DTYPE_BYTES[stream.dtype]
-    dtype = _loaded(stream.dtype, product)
-    start = stream.start + column
+    columns, element = columns_of(stream.dtype), DTYPE_BYTES[stream.dtype]
+    dtype, start, valid = _loaded(stream.dtype, product), stream.start + column, stream.valid(column)
+    form = int(dtype == "tf32")
     if stream.queue:
         q = tables.queue(stream.queue)
-        spec = tables.queues[q]
-        index = tables.map(MapSpec("ring", str(q), dtype, spec.features, TILE_ROWS, spec.depth * TILE_ROWS))
-        tables.load_ops.append((index, start, q, 0, 0, 0, 0, again, 0))
+        tables.load_ops.append((tables.ring(q, dtype), start, q, 0, 0, 0, 0, again, 0))
         return
     tensor = pipeline.tensor(stream.tensor)
-    valid = stream.valid(column)
+    in_bulk = stream.in_bulk(column, tensor.features)
     if stream.tap is not None:
-        _tap(tables, schedule, stream, stream.tap, column, pipeline, again, dtype)
-        return
-    if stream.index:
+        tap, window = stream.tap, _window(tables, schedule, stream, stream.tap, tensor.shape, dtype)
+        begin = tables.windows[window].lowest
+        if tap.bulk and in_bulk:
+            index = tables.map("window", str(window), dtype, tensor.features)
+            op = (TAPPED_IN_BULK, start, tap.y - begin.y, index, tap.x - begin.x, 0, window, again, 0)
+        else:
+            pointer = tables.pointer("pictures", stream.tensor)
+            op = (TAPPED, start * element, tap.y, pointer, tap.x, valid * element, window, again, form)
+    elif stream.index:
         table = tables.pointer(TABLE, stream.tensor)
         names = tables.pointer(f"{INDEX}{stream.tensor}", stream.index)
         entry = INDEX_BYTES[pipeline.tensor(stream.index).dtype]
-        form = int(dtype == "tf32")
-        tables.load_ops.append((GATHERED, start * element, names, table, entry, valid * element, 0, again, form))
-        return
-    if stream.in_bulk(column, tensor.features):
-        index = tables.map(MapSpec("input", stream.tensor, dtype, tensor.features, TILE_ROWS))
-        tables.load_ops.append((index, start, -1, 0, 0, 0, 0, again, 0))
+        op = (GATHERED, start * element, names, table, entry, valid * element, 0, again, form)
+    elif in_bulk:
+        op = (tables.map("input", stream.tensor, dtype, tensor.features), start, -1, 0, 0, 0, 0, again, 0)
     else:
         pointer = tables.pointer("input", stream.tensor)
         padded = min(columns, ceil_to(valid, columns // 4))
-        form = int(dtype == "tf32") if stream.dtype == schedule.dtype else ODD_ROWS[stream.dtype]
-        tables.load_ops.append((-1, start, -1, pointer, tensor.features, valid, padded, again, form))
+        form = form if stream.dtype == schedule.dtype else ODD_ROWS[stream.dtype]
+        op = (-1, start, -1, pointer, tensor.features, valid, padded, again, form)
+    tables.load_ops.append(op)
 
 
-def _tap(
-    tables: Tables,
-    schedule: Schedule,
-    stream: Stream,
-    tap: Tap,
-    column: int,
-    pipeline: Pipeline,
-    again: int,
-    dtype: str,
-) -> None:
-    """One chunk of pixels."""
-    tensor, element = pipeline.tensor(stream.tensor), DTYPE_BYTES[stream.dtype]
+def _window(tables: Tables, schedule: Schedule, stream: Stream, tap: Tap, shape: tuple[int, ...], dtype: str) -> int:
+    """The window that a tap of pictures shares with others."""
     beside = [s.tap for s in schedule.streams.values() if s.tensor == stream.tensor and s.tap is not None]
-    height, width, channels = tensor.shape
-    begin = lowest(tap, beside)
-    out, size = (tap.height, tap.width, tap.stride_y, tap.stride_x), (height, width, channels, channels * element)
-    spec = WindowSpec(stream.tensor, dtype, *out, *size, *begin, corners(tap, begin, (height, width)))
-    window, at = tables.window(spec), stream.start + column
-    valid = stream.valid(column)
-    if tap.bulk and stream.in_bulk(column, tensor.features):
-        index = tables.map(MapSpec("window", str(window), dtype, tensor.features, TILE_ROWS))
-        offsets = (tap.y - begin[0], index, tap.x - begin[1])
-        tables.load_ops.append((TAPPED_IN_BULK, at, *offsets, 0, window, again, 0))
-        return
-    pointer = tables.pointer("pictures", stream.tensor)
-    form = int(dtype == "tf32")
-    tables.load_ops.append((TAPPED, at * element, tap.y, pointer, tap.x, valid * element, window, again, form))
+    begin, pixel_bytes = lowest(tap, beside), shape[2] * DTYPE_BYTES[stream.dtype]
+    first = replace(tap, y=begin[0], x=begin[1], bulk=False)
+    spec = WindowSpec(stream.tensor, dtype, first, shape, pixel_bytes, corners(tap, begin, (shape[0], shape[1])))
+    return _place(tables.windows, spec)
 
 
 def _loaded(dtype: str, product: bool) -> str:
@@ -383,7 +348,5 @@ def _store_target(tables: Tables, sink: Sink, pipeline: Pipeline) -> tuple[int, 
     """(tensor map, queue or -1) of a staged sink."""
     if sink.target.startswith("queue:"):
         queue = tables.queue(sink.target.removeprefix("queue:"))
-        spec = tables.queues[queue]
-        ring = MapSpec("ring", str(queue), spec.dtype, spec.features, TILE_ROWS, spec.depth * TILE_ROWS)
-        return tables.map(ring), queue
-    return tables.map(MapSpec("output", sink.target, sink.dtype, pipeline.tensor(sink.target).features, TILE_ROWS)), -1
+        return tables.ring(queue, tables.queues[queue].dtype), queue
+    return tables.map("output", sink.target, sink.dtype, pipeline.tensor(sink.target).features), -1
