@@ -9,6 +9,7 @@ from operator import itemgetter
 from tilestream.ir.pipeline import Pipeline
 from tilestream.kernels.parts.text import UNROLL, block, loop, plus
 from tilestream.kernels.stream.annotate import comments
+from tilestream.kernels.stream.chunks import product_chunks
 from tilestream.kernels.stream.column_loop import ROW_BYTES, column_loop
 from tilestream.kernels.stream.epilogue import Epilogue
 from tilestream.kernels.stream.layout import Layout, boxes_of
@@ -77,24 +78,20 @@ class ConsumerEmitter(Names):
 
     # -- queues
 
-    def _last_queue_uses(self) -> dict[str, tuple[int, int, str]]:
-        """For each queue taken: the last (step, phase or -1 for the product, stream) that reads it."""
-        last: dict[str, tuple[int, int, str]] = {}
+    def _last_queue_uses(self) -> dict[str, tuple[int, int]]:
+        """For each queue taken: the last (step, phase or -1 for the product) that reads it."""
+        last: dict[str, tuple[int, int]] = {}
         for step in self.s.steps:
-            if step.gemm:
-                for seg in step.gemm.segments:
-                    if seg.place is Place.STREAM and self.s.streams[seg.tile].queue:
-                        last[self.s.streams[seg.tile].queue] = (step.index, -1, seg.tile)
-            for k, phase in enumerate(step.phases):
-                for t in phase.streams:
-                    if self.s.streams[t].queue:
-                        last[self.s.streams[t].queue] = (step.index, k, t)
+            taken = [(-1, tile) for tile, _ in product_chunks(self.s, step)]
+            taken += [(k, tile) for k, phase in enumerate(step.phases) for tile in phase.streams]
+            last |= {self.s.streams[tile].queue: (step.index, k) for k, tile in taken}
+        last.pop("", None)
         return last
 
     def _credits(self, step: int, phase: int) -> list[str]:
         lines = []
-        for tile, (s, p, _) in sorted(self.last_use.items()):
-            if (s, p) == (step, phase):
+        for tile, last in sorted(self.last_use.items()):
+            if last == (step, phase):
                 queue = self.tables.queue(tile)
                 consumer = self.tables.queues[queue].consumers.index(self.s.stage.name)
                 self.tables.credits.append((queue, consumer))

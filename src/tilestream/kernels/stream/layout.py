@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 
 from tilestream.ir.pipeline import DTYPE_BYTES, Residency
+from tilestream.kernels.stream.chunks import product_chunks
 from tilestream.kernels.stream.model import Gemm, Place, Schedule, Segment, Step, ceil_to
 
 CHUNK = 8192  # 64 rows x 128 bytes
@@ -111,10 +113,7 @@ def _together(schedule: Schedule, rows: int) -> list[int]:
 
 def chunks_in(schedule: Schedule) -> int:
     """Input chunks that the products of one tile take; epilogues not counted."""
-    return sum(
-        sum(s.chunks(schedule.chunk_columns) for s in step.gemm.segments if s.place is Place.STREAM) if step.gemm else 0
-        for step in schedule.steps
-    )
+    return sum(len(product_chunks(schedule, step)) for step in schedule.steps)
 
 
 def lay_out(schedule: Schedule, limit: int = SHARED_LIMIT) -> Layout:
@@ -163,18 +162,15 @@ def _lay_out(schedule: Schedule, page_rows: int, limit: int) -> Layout:
     reserve = 2048 + (16 * total_pages * page_rings if resident else 0)
     left = limit - (sum(buffer_bytes) + parking_bytes) * rings - out_bytes - reserve
     pages, in_slots = _ring_slots(schedule, page_rows, left, need_in)
-    offset = 0
-    page_data, offset = offset, offset + pages * page_all
-    in_data, offset = offset, offset + in_slots * rings * CHUNK
-    out_data, offset = offset, offset + out_bytes
-    buffers = []
-    for size in buffer_bytes:
-        buffers.append(offset)
-        offset += size * rings
+    each = (
+        pages * page_all,
+        in_slots * rings * CHUNK,
+        out_bytes,
+        *(size * rings for size in (*buffer_bytes, parking_bytes)),
+    )
+    page_data, in_data, out_data, *buffers, parking, page_bars = accumulate(each, initial=0)
     if out_buffer >= 0:
         out_data = buffers[out_buffer]
-    parking, offset = offset, offset + parking_bytes * rings
-    page_bars = offset
     in_bars = page_bars + pages * page_rings * 16
     out_bars = in_bars + in_slots * rings * 16
     scratch = ceil_to(out_bars + out_slots * 2 * 16, 128)

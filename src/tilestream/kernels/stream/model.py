@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 
 from tilestream.ir.pipeline import DTYPE_BYTES, Stage, Tile, TileOp
@@ -13,6 +13,16 @@ ACC_LIMIT = {0: 256, 1: 512}  # features of a fragment under Shard(0), Shard(1)
 
 def ceil_to(n: int, multiple: int) -> int:
     return -(-n // multiple) * multiple
+
+
+def half(features: int) -> int:
+    """Of the columns of a tile that two warpgroups share: whole chunks, so that halves never share one."""
+    return ceil_to(-(-features // 2), 64)
+
+
+def share(features: int, dim: int) -> int:
+    """Of a warpgroup, of the columns of a tile under ``Shard(dim)``."""
+    return features if dim == 0 else min(features, half(features))
 
 
 def columns_of(dtype: str) -> int:
@@ -170,8 +180,33 @@ class ColumnLoop:
 
 
 @dataclass(frozen=True)
-class Schedule:
-    """A stage, ordered. Slots are register variables, buffers are in shared memory.
+class Places:
+    """Where each tile waits. Slots are register variables, buffers are in shared memory.
+
+    Attributes:
+        slots, buffers: of a tile in registers or shared memory, its variable or buffer.
+        parked: of a parked tile, its first column among all that are parked.
+    """
+
+    places: dict[str, Place]
+    slots: dict[str, int]
+    slot_features: tuple[int, ...]
+    buffers: dict[str, int]
+    buffer_features: tuple[int, ...]
+    buffer_dtypes: tuple[str, ...]
+    parked: dict[str, int]
+    parked_features: int
+    registers: int
+
+    @property
+    def homes(self) -> dict[str, int]:
+        """Of tiles that wait in some place of their own."""
+        return self.slots | self.buffers | self.parked
+
+
+@dataclass(frozen=True)
+class Schedule(Places):
+    """A stage, ordered.
 
     ``dtype`` is that of products' operands. Streams, buffers and sinks each have their own; a turn of an epilogue
     goes over ``pass_columns`` columns: 64, two chunks of fp32, or 32 where all of them are fp32.
@@ -182,18 +217,9 @@ class Schedule:
     pass_columns: int
     steps: tuple[Step, ...]
     tiles: dict[str, Tile]
-    places: dict[str, Place]
     streams: dict[str, Stream]
     views: dict[str, tuple[str, int]]  # slices of computed tiles: (tile, first column)
-    slots: dict[str, int]  # tile in registers -> variable
-    slot_features: tuple[int, ...]
-    buffers: dict[str, int]  # tile in shared memory -> buffer
-    buffer_features: tuple[int, ...]
-    buffer_dtypes: tuple[str, ...]
-    registers: int
-    loops: tuple[ColumnLoop, ...] = ()
-    parked: dict[str, int] = field(default_factory=dict)  # tile that is parked -> its first column there
-    parked_features: int = 0
+    loops: tuple[ColumnLoop, ...]
 
     def loop_of(self, step: Step) -> ColumnLoop | None:
         """The loop that makes a step's columns chunk by chunk."""
@@ -226,15 +252,11 @@ class Schedule:
         Of a step in a loop over columns: those of one turn.
         """
         loop = self.loop_of(step)
-        if loop is not None:
-            return loop.chunk
-        if self.stage.placement.dim == 0:
-            return step.features
-        return min(step.features, self.stride(step))
+        return loop.chunk if loop is not None else share(step.features, self.stage.placement.dim)
 
     def stride(self, step: Step) -> int:
-        """First column of the second warpgroup under Shard(1): whole chunks, so that halves never share one."""
-        return ceil_to(-(-step.features // 2), 64)
+        """First column of the second warpgroup under Shard(1)."""
+        return half(step.features)
 
     def turns(self, step: Step) -> int:
         """Of a pass over a step's columns."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from tilestream.errors import VerifyError
-from tilestream.kernels.stream.model import ColumnLoop, Place, Sink, ceil_to
+from tilestream.kernels.stream.model import ColumnLoop, Place, Places, ceil_to, share
 from tilestream.kernels.stream.walk import Walk
 
 # Registers of a consumer and of a loader thread, set by setmaxnreg. 256 and 128 threads share the 168 x 384
@@ -20,20 +20,6 @@ OVERHEAD, OVERHEAD_WITH_QUEUES = 36, 64
 def splits_for(registers: int) -> tuple[tuple[int, int], ...]:
     """The splits whose consumers have so many registers, or the last."""
     return tuple(split for split in REGISTER_SPLITS if split[0] >= registers) or REGISTER_SPLITS[-1:]
-
-
-@dataclass
-class Places:
-    place: dict[str, Place] = field(default_factory=dict)
-    sinks: dict[int, list[Sink]] = field(default_factory=dict)
-    slots: dict[str, int] = field(default_factory=dict)
-    slot_features: tuple[int, ...] = ()
-    buffers: dict[str, int] = field(default_factory=dict)
-    buffer_features: tuple[int, ...] = ()
-    buffer_dtypes: tuple[str, ...] = ()
-    registers: int = 0
-    parked: dict[str, int] = field(default_factory=dict)
-    parked_features: int = 0
 
 
 @dataclass(frozen=True)
@@ -83,25 +69,24 @@ def assign_places(b: Walk, in_place: Collection[tuple[str, str]] = ()) -> Places
             )
         in_registers.discard(max(crowded, key=lambda t: (lives[t].last - lives[t].born, b.features[t], t)))
     _check_chunks(b, lives, in_registers)
-    out = Places(registers=registers)
-    out.place = {t: Place.REGISTERS if t in in_registers else Place.SHARED for t in lives}
-    out.place |= dict.fromkeys(parked, Place.PARKED)
-    out.parked, out.parked_features = _park({t: lives[t] for t in parked}, b)
-    out.place |= (
-        dict.fromkeys(b.shared, Place.SHARED)
-        | dict.fromkeys(b.rows, Place.ROW)
-        | dict.fromkeys(b.streams, Place.STREAM)
-    )
-    out.slots, kinds = _colour({t: lives[t] for t in in_registers}, b, 16)
-    out.slot_features = tuple(width for _, width in kinds)
-    shared = {t: lives[t] for t in lives if t not in in_registers | parked}
-    out.buffers, kinds = _colour(shared, b, b.pass_columns, in_place)
-    out.buffer_features, out.buffer_dtypes = tuple(width for _, width in kinds), tuple(dtype for dtype, _ in kinds)
-    for t, life in lives.items():
-        if t not in b.cats and t not in b.packed:
-            kind = {Place.REGISTERS: "registers", Place.PARKED: "parked"}.get(out.place[t], "shared")
-            out.sinks.setdefault(life.born, []).append(Sink(t, kind, t))
-    return out
+    shared = lives.keys() - in_registers - parked
+    slots, slot_kinds = _colour(_only(lives, in_registers), b, 16)
+    buffers, kinds = _colour(_only(lives, shared), b, b.pass_columns, in_place)
+    parked_at, parked_features = _park(_only(lives, parked), b)
+    ways = (
+        (Place.SHARED, lives), (Place.REGISTERS, in_registers), (Place.PARKED, parked), (Place.SHARED, b.shared),
+        (Place.ROW, b.rows), (Place.STREAM, b.streams),
+    )  # fmt: skip
+    return Places(
+        {tile: place for place, tiles in ways for tile in tiles},
+        slots, tuple(width for _, width in slot_kinds),
+        buffers, tuple(width for _, width in kinds), tuple(dtype for dtype, _ in kinds),
+        parked_at, parked_features, registers,
+    )  # fmt: skip
+
+
+def _only(lives: dict[str, _Life], tiles: Collection[str]) -> dict[str, _Life]:
+    return {tile: life for tile, life in lives.items() if tile in tiles}
 
 
 def _park(lives: dict[str, _Life], b: Walk) -> tuple[dict[str, int], int]:
@@ -173,10 +158,8 @@ def _pressure(b: Walk, lives: dict[str, _Life], chosen: set[str]) -> tuple[int, 
     overhead = OVERHEAD if len(b.pipeline.stages) == 1 else OVERHEAD_WITH_QUEUES
     sums = {loop.sums for loop in b.loops}
     for k, draft in enumerate(b.drafts):
-        share = (
-            draft.features if b.stage.placement.dim == 0 else min(draft.features, ceil_to(-(-draft.features // 2), 64))
-        )
-        fragment = 0 if any(n.kind == "copy" for n in draft.nodes) else ceil_to(share, 8) // 2
+        columns = share(draft.features, b.stage.placement.dim)
+        fragment = 0 if any(n.kind == "copy" for n in draft.nodes) else ceil_to(columns, 8) // 2
         live = [t for t in chosen if lives[t].born < k <= lives[t].last]
         rows = row_registers
         loop = next((loop for loop in b.loops if loop.first <= k <= loop.last), None)

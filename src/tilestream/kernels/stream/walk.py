@@ -150,6 +150,11 @@ class Walk:
             self.copies[key] = copy.name
         return self.copies[key]
 
+    def _made(self, name: str, op: TileOp) -> str:
+        """The tile as some step has it whole: its copy, where none makes it as it stands."""
+        others = (self.streams, self.rows, self.views, self.cats, self.floating)
+        return self.as_tile(name, op) if any(name in group for group in others) else name
+
     def made_by(self, part: str) -> int:
         """The step that makes a part of a concatenation, or its copy."""
         return self.step_of[self.copies.get((part, self.tiles[part].dtype), part)]
@@ -160,9 +165,7 @@ class Walk:
             return
         column, last = 0, -1
         for part in self.parts(name):
-            source = part
-            if part in self.streams or part in self.rows or part in self.views or part in self.floating:
-                source = self.as_tile(part, op)
+            source = self._made(part, op)
             self.drafts[self.step_of[source]].sinks.append(Sink(source, "shared", name, column))
             last = max(last, self.step_of[source])
             column += self.features[part]
@@ -245,8 +248,7 @@ class Walk:
         if base in self.cats:
             self.gather(base, op)
         else:
-            if base in self.rows or base in self.floating:
-                base = self.as_tile(base, op)
+            base = self._made(base, op)
             self.shared.add(base)
         self.views[name] = (base, start)
 
@@ -375,9 +377,7 @@ class Walk:
                 parts = [tile]
             column = first_column(op)
             for part in parts:
-                source = part
-                if any(part in group for group in (self.streams, self.rows, self.views, self.cats, self.floating)):
-                    source = self.as_tile(part, op)
+                source = self._made(part, op)
                 whole = tile in self.blocks and all(self.features[p] % 64 == 0 for p in parts[:-1])
                 kind = "staged" if self._can_stage(target, 1 if whole else len(parts)) else "direct"
                 dtype = self.pipeline.tensor(target).dtype if target else self.tiles[tile].dtype
@@ -391,8 +391,7 @@ class Walk:
         assert op.out is not None
         column = 0
         for part in self.parts(op.ins[0]):
-            if any(part in group for group in (self.streams, self.rows, self.views, self.cats, self.floating)):
-                part = self.as_tile(part, op)
+            part = self._made(part, op)
             if not target or self.features[part] % 64 or self.tiles[part].dtype == "f32" or self.pass_columns != 64:
                 raise VerifyError(
                     f"{op.kind} at {op.source or self.stage.name} takes {self.features[part]} columns of"
