@@ -212,14 +212,6 @@ TS_DEV void store_shared_floats(float* p, float a, float b, float c, float d) { 
 TS_DEV void load_shared_floats(const float* p, float (&v)[4]) {
   for (int k = 0; k < 4; ++k) v[k] = p[k];
 }
-TS_DEV void load_floats(u64 address, float (&v)[4]) {
-  const float* const from = reinterpret_cast<const float*>(address);
-  for (int k = 0; k < 4; ++k) v[k] = from[k];
-}
-TS_DEV void store_words(u64 address, u32 a, u32 b, u32 c, u32 d) {
-  u32* const to = reinterpret_cast<u32*>(address);
-  to[0] = a, to[1] = b, to[2] = c, to[3] = d;
-}
 
 // ---- warpgroup products: read their operands as late as the program allows, at the wait for them
 template <int BLOCKS>
@@ -341,20 +333,16 @@ TS_DEV float min_nan(float a, float b) { return a != a || b != b ? __builtin_nan
 TS_DEV float min_number(float a, float b) { return __builtin_fminf(a, b); }
 TS_DEV float fma_(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 // In the order of the device's shuffles: neighbours first.
-TS_DEV void row_sum(Registers<float, 2>& r) {
+template <class F>
+TS_DEV void row_combined(Registers<float, 2>& r, const F& combine) {
   for (u32 t = 0; t < 128; t += 4)
     for (int j = 0; j < 2; ++j) {
-      const float all = (r.v[t][j] + r.v[t + 1][j]) + (r.v[t + 2][j] + r.v[t + 3][j]);
+      const float all = combine(combine(r.v[t][j], r.v[t + 1][j]), combine(r.v[t + 2][j], r.v[t + 3][j]));
       for (u32 q = 0; q < 4; ++q) r.v[t + q][j] = all;
     }
 }
-TS_DEV void row_max(Registers<float, 2>& r) {
-  for (u32 t = 0; t < 128; t += 4)
-    for (int j = 0; j < 2; ++j) {
-      const float all = max_nan(max_nan(r.v[t][j], r.v[t + 1][j]), max_nan(r.v[t + 2][j], r.v[t + 3][j]));
-      for (u32 q = 0; q < 4; ++q) r.v[t + q][j] = all;
-    }
-}
+TS_DEV void row_sum(Registers<float, 2>& r) { row_combined(r, [](float a, float b) { return a + b; }); }
+TS_DEV void row_max(Registers<float, 2>& r) { row_combined(r, max_nan); }
 template <class T>
 TS_DEV void max_of_rows(Registers<u32, 8>& m) {
   for (u32 first = 0; first < 128; first += 32) {

@@ -37,10 +37,7 @@ TS_DEV void expire(const Team& team, Phase phase, int peer, u64 expected, u64 fo
     fence_system();
     trap();
   }
-  // Another thread is writing its record: a trap now would cut it off.
-  for (u64 start = now_ns(); now_ns() - start < 500000000ull;) {
-  }
-  trap();
+  hold_back();
 }
 
 // A lane waits until FLAGS flags, flag(k) for its own k and every WARP-th after it, say `wanted`; who(k) raises them. Several

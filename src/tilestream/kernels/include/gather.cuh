@@ -32,21 +32,6 @@ constexpr int GATHERED = -2;     // a load's map, where its rows are taken throu
 constexpr int GATHERS_AHEAD = 4;
 constexpr int PIECE = 16, PIECES = 128 / PIECE;  // bytes that a lane copies, and how many of them a chunk's row has
 
-TS_DEV void index_outside(const Sync& s, int pointer, int row, long long rows, long long found) {
-  if (claim(&s.dump->claimed)) {
-    s.dump->stage = s.stage;
-    s.dump->sm = sm_id();
-    s.dump->queue = pointer;
-    s.dump->tile = row;
-    s.dump->waits_for_free = INDEX_OUTSIDE;
-    s.dump->expected = (u64)rows;
-    s.dump->found = (u64)found;
-    fence_system();
-    trap();
-  }
-  hold_back();
-}
-
 // Which row of the table a row of the tile is; beyond the last row, -1. Below zero an index counts from the table's end.
 template <class P>
 TS_DEV int read_name(const P& p, const Sync& sync, const LoadOp& op, int row) {
@@ -55,7 +40,7 @@ TS_DEV int read_name(const P& p, const Sync& sync, const LoadOp& op, int row) {
   const long long rows = p.strides[op.queue];
   long long at = op.features == 8 ? load_global((const long long*)index + row) : load_global((const int*)index + row);
   if (at < 0) at += rows;
-  if ((u64)at >= (u64)rows) index_outside(sync, op.queue, row, rows, at);
+  if ((u64)at >= (u64)rows) expire(sync, op.queue, row, INDEX_OUTSIDE, (u64)rows, (u64)at);
   return (int)at;
 }
 // One piece of fp32, rounded to tf32 on its way, as a tensor map of that type does.

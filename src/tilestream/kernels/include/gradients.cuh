@@ -238,8 +238,8 @@ TS_DEV void leave(const Fragment<BLOCKS>& sum, float* partials) {
     const u64 to = (u64)(partials + 4 * TS_LANE);
 #pragma unroll
     for (int i = 0; i < BLOCKS; ++i)
-      store_words(to + (u64)i * 2048, bits_of(TS_REG(sum, 4 * i)), bits_of(TS_REG(sum, 4 * i + 1)), bits_of(TS_REG(sum, 4 * i + 2)),
-                  bits_of(TS_REG(sum, 4 * i + 3)));
+      store_global_words((void*)(to + (u64)i * 2048), {bits_of(TS_REG(sum, 4 * i)), bits_of(TS_REG(sum, 4 * i + 1)),
+                                                       bits_of(TS_REG(sum, 4 * i + 2)), bits_of(TS_REG(sum, 4 * i + 3))});
   }
 }
 TS_DEV void leave_column(const Fragment<1>& sum, float* partials) {
@@ -355,7 +355,7 @@ TS_DEV void add_partials(const P& p, u32 scratch, const Share& at, int g) {
 #pragma unroll
       for (int k = 0; k < L::LOADS; ++k) {  // the last turns load again what they do not add
         const int s = slice + k * slices;
-        load_floats(from + (u64)(s < splits ? s : 0) * pitch + (u64)four * 16, v[k]);
+        load_shared_floats((const float*)(from + (u64)(s < splits ? s : 0) * pitch + (u64)four * 16), v[k]);
       }
 #pragma unroll
       for (int k = 0; k < L::LOADS; ++k)

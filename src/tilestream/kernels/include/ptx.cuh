@@ -321,14 +321,6 @@ TS_DEV void load_relaxed_words(const void* p, u32 (&v)[4]) {
 
 TS_DEV void prefetch_l2(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 
-// What other SMs have written during this kernel: past the L1.
-TS_DEV void load_floats(u64 address, float (&v)[4]) {
-  asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v[0]), "=f"(v[1]), "=f"(v[2]), "=f"(v[3]) : "l"(address) : "memory");
-}
-TS_DEV void store_words(u64 address, u32 a, u32 b, u32 c, u32 d) {
-  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
-}
-
 // ---- warpgroup products
 // The values are in their registers now: without it ptxas moves them behind the fence (C7519).
 template <int K>
@@ -370,75 +362,44 @@ template <class T, int BLOCKS>
 struct MmaMixed;
 
 // ---- special functions, fast forms: relative error near 2^-21 unless said
-TS_DEV float ex2(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-TS_DEV float lg2(float x) {
-  float y;
-  asm("lg2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-TS_DEV float rcp(float x) {
-  float y;
-  asm("rcp.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
+#define TS_UNARY(name, instruction)                          \
+  TS_DEV float name(float x) {                               \
+    float y;                                                 \
+    asm(instruction ".f32 %0, %1;" : "=f"(y) : "f"(x));      \
+    return y;                                                \
+  }
+#define TS_BINARY(name, instruction)                                \
+  TS_DEV float name(float a, float b) {                             \
+    float y;                                                        \
+    asm(instruction ".f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b)); \
+    return y;                                                       \
+  }
+TS_UNARY(ex2, "ex2.approx.ftz")
+TS_UNARY(lg2, "lg2.approx")
+TS_UNARY(rcp, "rcp.approx")
+TS_UNARY(rsq, "rsqrt.approx")
+TS_UNARY(sqr, "sqrt.approx")
 // of numbers that are not denormal, which saves their scaling
-TS_DEV float lg2_normal(float x) {
-  float y;
-  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-TS_DEV float rcp_normal(float x) {
-  float y;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
+TS_UNARY(lg2_normal, "lg2.approx.ftz")
+TS_UNARY(rcp_normal, "rcp.approx.ftz")
 // within two steps of the exact quotient, everywhere; the exact one is a subroutine
-TS_DEV float quotient(float a, float b) {
-  float y;
-  asm("div.full.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
-  return y;
-}
-TS_DEV float rsq(float x) {
-  float y;
-  asm("rsqrt.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-TS_DEV float sqr(float x) {
-  float y;
-  asm("sqrt.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-TS_DEV float max_nan(float a, float b) {
-  float y;
-  asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
-  return y;
-}
-TS_DEV float min_nan(float a, float b) {
-  float y;
-  asm("min.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
-  return y;
-}
+TS_BINARY(quotient, "div.full")
+TS_BINARY(max_nan, "max.NaN")
+TS_BINARY(min_nan, "min.NaN")
+#undef TS_UNARY
+#undef TS_BINARY
 TS_DEV float min_number(float a, float b) { return fminf(a, b); }  // the other one where one is NaN
 TS_DEV float fma_(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 // The four lanes of a row combine what they hold; all get the result.
-TS_DEV void row_sum(Registers<float, 2>& r) {
+template <class F>
+TS_DEV void row_combined(Registers<float, 2>& r, const F& combine) {
 #pragma unroll
-  for (int j = 0; j < 2; ++j) {
-    r.v[j] += __shfl_xor_sync(~0u, r.v[j], 1);
-    r.v[j] += __shfl_xor_sync(~0u, r.v[j], 2);
-  }
-}
-TS_DEV void row_max(Registers<float, 2>& r) {
+  for (int j = 0; j < 2; ++j)
 #pragma unroll
-  for (int j = 0; j < 2; ++j) {
-    r.v[j] = max_nan(r.v[j], __shfl_xor_sync(~0u, r.v[j], 1));
-    r.v[j] = max_nan(r.v[j], __shfl_xor_sync(~0u, r.v[j], 2));
-  }
+    for (int far = 1; far < 4; far *= 2) r.v[j] = combine(r.v[j], lane_across(r.v[j], far));
 }
+TS_DEV void row_sum(Registers<float, 2>& r) { row_combined(r, [](float a, float b) { return a + b; }); }
+TS_DEV void row_max(Registers<float, 2>& r) { row_combined(r, max_nan); }
 // Over the 16 rows of a warp. Register k holds the larger of a lane's two rows in block k of eight columns; behind it
 // register 0 of lane l holds columns 2l and 2l + 1 of those 64. In each of three steps lanes hand over half of what is left.
 template <class T>

@@ -1,6 +1,7 @@
 // The warps around the consumers: one loads weights, one per warpgroup loads inputs, one publishes.
 // Each walks a constant table that the emitter wrote; a stage S gives the tables and the layout.
 #pragma once
+#include "odd_rows.cuh"
 #include "stamps.cuh"
 
 namespace ts {
@@ -65,13 +66,6 @@ struct Sync {  // what hand-over through global memory needs
 };
 
 TS_DEV u64 ticket(const Sync& s, int tile) { return s.epoch | (u64)(u32)(tile + 1); }
-
-// Another thread is writing its record: a trap now would cut it off.
-TS_DEV void hold_back() {
-  for (u64 start = now_ns(); now_ns() - start < 500000000ull;) {
-  }
-  trap();
-}
 
 TS_DEV void expire(const Sync& s, int queue, int tile, int waits_for_free, u64 expected, u64 found) {
   if (claim(&s.dump->claimed)) {
@@ -192,10 +186,6 @@ TS_DEV void load_weights(const P& p, const Sync& sync, u32 smem, const Worker& w
 }
 
 // ---- inputs
-}  // namespace ts
-#include "odd_rows.cuh"
-namespace ts {
-
 // Whether a kind of stage has odd rows that are not of the operands' type; kernels specialise it where it has.
 template <class S>
 constexpr bool MIXED = false;

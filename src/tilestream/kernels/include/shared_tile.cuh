@@ -316,10 +316,7 @@ TS_DEV void consume(const P& p, const Team& team, const Position& me, u32 smem, 
   } else {
     Fragment<share<K>(K::MIDDLE) / 8> acc[K::FIRSTS];
 #pragma unroll
-    for (int f = 0; f < K::FIRSTS; ++f) {
-      start_from_zero(acc[f]);
-      pin(acc[f]);
-    }
+    for (int f = 0; f < K::FIRSTS; ++f) clear(acc[f]);
     BothRings<K, true, false> pages = {left, weights};
     sum_pages(pages, 0, K::STEPS, [&](int i) {
       mark(FIRST_STAGE, leads && i == 0);
@@ -346,8 +343,7 @@ TS_DEV void consume(const P& p, const Team& team, const Position& me, u32 smem, 
   }
   Fragment<share<K>(K::OUT_COLUMNS) / 8> acc;
   const u32 half = first_column<K>(g, K::OUT_COLUMNS) * 128;
-  start_from_zero(acc);
-  pin(acc);
+  clear(acc);
   BothRings<K, !K::HELD && !K::OWN_ROWS, true> pages = {left, weights};
   int come = 0;
   sum_pages(pages, 0, me.steps, [&](int i) {

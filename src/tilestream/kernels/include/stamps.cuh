@@ -71,7 +71,7 @@ struct Stamps {
     u64 ns = 0, clock = 0;
     both(ns, clock);
     const u64 at = header(p), first = at + sizeof(StampHeader);
-    store_words(at, (u32)ns, (u32)(ns >> 32), (u32)clock, (u32)(clock >> 32));
+    store_global_words((void*)at, {(u32)ns, (u32)(ns >> 32), (u32)clock, (u32)(clock >> 32)});
     sts32(slot, (u32)first);
     sts32(slot + 4, (u32)(first >> 32));
     sts32(slot + 8, (u32)p.stamp_capacity);
@@ -82,8 +82,8 @@ struct Stamps {
     u64 ns = 0, clock = 0;
     both(ns, clock);
     const u64 at = header(p);
-    store_words(at + 16, (u32)ns, (u32)(ns >> 32), (u32)clock, (u32)(clock >> 32));
-    store_words(at + 32, (u32)p.stamp_capacity - lds32(slot + 8), sm_id(), 0, 0);
+    store_global_words((void*)(at + 16), {(u32)ns, (u32)(ns >> 32), (u32)clock, (u32)(clock >> 32)});
+    store_global_words((void*)(at + 32), {(u32)p.stamp_capacity - lds32(slot + 8), sm_id(), 0, 0});
   }
 
   TS_DEV void put(u64 clock, u32 value, u32 event) const {
@@ -93,7 +93,7 @@ struct Stamps {
     const u64 at = lds32(slot) | (u64)lds32(slot + 4) << 32, next = at + sizeof(Stamp);
     sts32(slot, (u32)next);
     sts32(slot + 4, (u32)(next >> 32));
-    store_words(at, (u32)clock, (u32)(clock >> 32), value, event);
+    store_global_words((void*)at, {(u32)clock, (u32)(clock >> 32), value, event});
   }
   TS_DEV void mark(Event event, int tile) const {
     if (writes()) put(sm_clock(), (u32)tile, event);

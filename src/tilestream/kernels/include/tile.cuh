@@ -24,6 +24,13 @@ template <int BLOCKS>
 struct Packed : Registers<u32, 2 * BLOCKS> {};
 using RowVector = Registers<float, 2>;  // one value for each of a lane's two rows
 
+// Another thread is writing its record of an expired wait: a trap now would cut it off.
+TS_DEV void hold_back() {
+  for (u64 start = now_ns(); now_ns() - start < 500000000ull;) {
+  }
+  trap();
+}
+
 template <int BLOCKS>
 TS_DEV void clear(Fragment<BLOCKS>& acc) {
 #pragma unroll
@@ -212,15 +219,6 @@ TS_DEV void start_from(Fragment<BLOCKS>& acc, const void* bias, int col0) {
     }
   }
 }
-template <int BLOCKS>
-TS_DEV void start_from_zero(Fragment<BLOCKS>& acc) {
-  TS_LANES {
-    const u32 t = TS_LANE;
-    (void)t;
-#pragma unroll
-    for (int i = 0; i < 4 * BLOCKS; ++i) TS_REG(acc, i) = 0.0f;
-  }
-}
 template <int FROM, int TO, int BLOCKS>
 TS_DEV void zero_blocks(Packed<BLOCKS>& a) {
   TS_LANES {
@@ -308,18 +306,11 @@ TS_DEV void combine_halves(RowVector& r, u32 scratch, int g) {
   }
 }
 
-// acc[block AT ...] += A B.T over one page; M says how many blocks and which.
-template <class M, int KSTEPS, int BLOCKS>
+// acc[block AT ...] += A B.T over one page; M says how many blocks and which. A page of several chunks of A's columns has
+// STRIDE bytes of weights of each; a chunk has four steps.
+template <class M, int KSTEPS, int STRIDE = 0, int BLOCKS>
 TS_DEV void product_shared(Fragment<BLOCKS>& acc, u32 a, u32 b) {
-  u64 da = mma_desc(a), db = mma_desc(b);
-  mma_fence();
-#pragma unroll
-  for (int k = 0; k < KSTEPS; ++k) M::shared(acc, da + 2 * k, db + 2 * k);
-  mma_commit();
-}
-// The same over a page of several chunks of A's columns, STRIDE bytes of weights each; a chunk has four steps.
-template <class M, int KSTEPS, int STRIDE, int BLOCKS>
-TS_DEV void product_shared(Fragment<BLOCKS>& acc, u32 a, u32 b) {
+  static_assert(STRIDE > 0 || KSTEPS <= 4);
   u64 da = mma_desc(a), db = mma_desc(b);
   mma_fence();
 #pragma unroll
@@ -327,21 +318,14 @@ TS_DEV void product_shared(Fragment<BLOCKS>& acc, u32 a, u32 b) {
     M::shared(acc, da + (k / 4) * (CHUNK_BYTES / 16) + 2 * (k % 4), db + (k / 4) * (STRIDE / 16) + 2 * (k % 4));
   mma_commit();
 }
-template <class M, int KSTEPS, int STRIDE, int BLOCKS, int ABLOCKS>
+// A from registers: KSTEPS steps of 16 columns, from column block `first` of `a`.
+template <class M, int KSTEPS, int STRIDE = 0, int BLOCKS, int ABLOCKS>
 TS_DEV void product_registers(Fragment<BLOCKS>& acc, const Packed<ABLOCKS>& a, int first, u32 b) {
+  static_assert(STRIDE > 0 || KSTEPS <= 4);
   u64 db = mma_desc(b);
   mma_fence();
 #pragma unroll
   for (int k = 0; k < KSTEPS; ++k) M::registers(acc, a, 2 * first + 4 * k, db + (k / 4) * (STRIDE / 16) + 2 * (k % 4));
-  mma_commit();
-}
-// A from registers: KSTEPS steps of 16 columns, from column block `first` of `a`.
-template <class M, int KSTEPS, int BLOCKS, int ABLOCKS>
-TS_DEV void product_registers(Fragment<BLOCKS>& acc, const Packed<ABLOCKS>& a, int first, u32 b) {
-  u64 db = mma_desc(b);
-  mma_fence();
-#pragma unroll
-  for (int k = 0; k < KSTEPS; ++k) M::registers(acc, a, 2 * first + 4 * k, db + 2 * k);
   mma_commit();
 }
 

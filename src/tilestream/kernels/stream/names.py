@@ -79,7 +79,7 @@ class Names:
     def start(self, gemm: Gemm, blocks: int, width: int, acc: str = "acc", col0: str = "col0") -> str:
         """Accumulators start from the bias, or from zero; ``col0``: their first column, where it is not always 0."""
         if not gemm.bias:
-            return f"start_from_zero({acc});"
+            return f"clear({acc});"
         parts = 2 if self.split else self.loop.turns if self.loop is not None else 1
         whole = "true" if gemm.features == width * parts and width % 8 == 0 else "false"
         vector = self.pipeline.tensor(gemm.bias)
