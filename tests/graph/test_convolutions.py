@@ -35,7 +35,6 @@ from tilestream.ir.traffic import dram_of, l2_of
 from tilestream.ir.verify import verify
 from tilestream.kernels.fits import verify_on
 from tilestream.kernels.stream.build import build
-from tilestream.kernels.stream.chunks import all_chunks
 from tilestream.kernels.stream.emit import emit
 from tilestream.kernels.stream.layout import lay_out
 from tilestream.kernels.stream.stage_cost import stage_cost
@@ -164,10 +163,10 @@ def test_lanes_have_their_time_and_bulk_copies_none() -> None:
     by_lanes, bulk = (chain(SAME, 128, 64, 64, bulk=b) for b in (False, True))
     told = [op[0] for op in emit(by_lanes).tables.load_ops]
     schedule = build(by_lanes.stages[0], by_lanes)
-    assert told.count(TAPPED) == sum(schedule.streams[tile].by_lanes for tile, _ in all_chunks(schedule)) == 9 * 2
+    assert told.count(TAPPED) == sum(schedule.streams[tile].by_lanes for tile, _ in schedule.chunks()) == 9 * 2
     assert [op[0] for op in emit(bulk).tables.load_ops].count(TAPPED_IN_BULK) == 9 * 2
     schedule = build(bulk.stages[0], bulk)
-    assert not any(schedule.streams[tile].by_lanes for tile, _ in all_chunks(schedule))
+    assert not any(schedule.streams[tile].by_lanes for tile, _ in schedule.chunks())
     slow, fast = (stage_cost(p.stages[0], p, get("h200")).step_s for p in (by_lanes, bulk))
     assert slow > fast
 

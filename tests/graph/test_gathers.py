@@ -28,7 +28,6 @@ from tilestream.ir.text import show
 from tilestream.ir.traffic import dram_of, traffic
 from tilestream.ir.verify import verify
 from tilestream.kernels.stream.build import build
-from tilestream.kernels.stream.chunks import all_chunks
 from tilestream.kernels.stream.emit import emit
 from tilestream.kernels.stream.stage_cost import stage_cost
 from tilestream.kernels.stream.tables import GATHERED
@@ -125,7 +124,7 @@ def test_a_loader_warp_has_its_time() -> None:
     for p in (message(), everywhere()):
         told = sum(op[0] == GATHERED for op in emit(p).tables.load_ops)
         schedule = build(p.stages[0], p)
-        assert sum(schedule.streams[tile].index != "" for tile, _ in all_chunks(schedule)) == told > 0
+        assert sum(schedule.streams[tile].index != "" for tile, _ in schedule.chunks()) == told > 0
     device, before = get("h200"), message_of_inputs()
     with_gathers, without = (stage_cost(p.stages[0], p, device) for p in (message(), before))
     assert without.step_s < with_gathers.step_s < without.step_s + with_gathers.step["inputs"].seconds

@@ -15,7 +15,6 @@ from tilestream.cuda.compile import compile_source, compiler_version
 from tilestream.ir.pipeline import Pipeline, Residency, Shard
 from tilestream.kernels.costs import overlapped
 from tilestream.kernels.stream.build import build
-from tilestream.kernels.stream.chunks import product_chunks
 from tilestream.kernels.stream.counts import StepCounts, code_apart, code_size, counts
 from tilestream.kernels.stream.input_ring import ISSUE_S, Arrivals
 from tilestream.kernels.stream.layout import Layout, lay_out
@@ -73,7 +72,7 @@ def test_the_flag_of_a_queue_is_asked_for_once_a_tile():
     schedule = build(spatial.stages[1], spatial)
     (step,) = counts(schedule, lay_out(schedule))
     assert step.chunks == 4
-    chunks = product_chunks(schedule, schedule.steps[0])
+    chunks = schedule.product_chunks(schedule.steps[0])
     asked = [loader for loader, _ in Arrivals(schedule, spatial, H200).of(chunks)]
     assert asked == [H200.queue_s(0), *[ISSUE_S] * 3]
 

@@ -12,7 +12,6 @@ from tilestream import cuda
 from tilestream.cuda.compile import compile_source, compiler_version
 from tilestream.ir.pipeline import Pipeline, Residency, Shard
 from tilestream.kernels.stream.build import build
-from tilestream.kernels.stream.turns import ahead, looped
 
 
 def placed(p: Pipeline, dim: int = 0) -> Pipeline:
@@ -39,14 +38,14 @@ def test_no_pair_waits_for_the_store_of_the_one_before(dim: int):
 
 def test_turns_are_a_loop_where_nothing_is_in_registers():
     schedule = build(placed(slopes(2)).stages[0], placed(slopes(2)))
-    found = [(bool(ahead(schedule, s, p)), looped(schedule, s, p)) for s in schedule.steps for p in s.phases]
+    found = [(bool(schedule.ahead(s, p)), schedule.looped(s, p)) for s in schedule.steps for p in s.phases]
     assert found == [(True, False)] * 2 + [(True, True)] * 2
 
 
 @pytest.mark.parametrize("kind", ["relu", "square"])
 def test_passes_without_special_functions_are_as_they_were(kind: str):
     schedule = build(placed(slopes(2, kind)).stages[0], placed(slopes(2, kind)))
-    assert not any(ahead(schedule, s, p) for s in schedule.steps[:2] for p in s.phases)
+    assert not any(schedule.ahead(s, p) for s in schedule.steps[:2] for p in s.phases)
 
 
 def test_steps_that_differ_in_their_stream_are_one_loop():

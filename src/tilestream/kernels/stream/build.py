@@ -8,7 +8,7 @@ from tilestream.ir.columns import first_column
 from tilestream.ir.pipeline import Pipeline, Stage
 from tilestream.kernels.stream.blocks import START
 from tilestream.kernels.stream.model import Gemm, Place, Places, Schedule, Segment, Sink, Step
-from tilestream.kernels.stream.phases import Scope, cut_phases
+from tilestream.kernels.stream.phases import cut_phases
 from tilestream.kernels.stream.places import assign_places
 from tilestream.kernels.stream.walk import Draft, Walk
 
@@ -34,7 +34,6 @@ def build(stage: Stage, pipeline: Pipeline) -> Schedule:
 
 def _steps(walk: Walk, places: Places) -> tuple[Step, ...]:
     steps = []
-    scope = Scope(walk.streams, walk.rows, walk.floating, walk.step_of, walk.views, walk.features)
     made: dict[int, list[Sink]] = {}
     for tile, place in places.places.items():
         if tile in places.homes and tile not in walk.cats and tile not in walk.packed:
@@ -42,7 +41,7 @@ def _steps(walk: Walk, places: Places) -> tuple[Step, ...]:
     for k, draft in enumerate(walk.drafts):
         gemm = _gemm(walk, draft, places) if draft.linear is not None else None
         held = draft.linear.out.name if draft.linear is not None and draft.linear.out is not None else ""
-        phases = cut_phases(k, held, draft.features, draft.nodes, [*draft.sinks, *made.get(k, [])], scope)
+        phases = cut_phases(held, draft, [*draft.sinks, *made.get(k, [])], walk)
         first = draft.linear or (draft.nodes[0] if draft.nodes else None)
         source = first.source if first is not None else ""
         steps.append(Step(k, draft.features, gemm, held, phases, source))

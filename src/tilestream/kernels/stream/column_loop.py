@@ -87,7 +87,7 @@ def _turn(e: Names, over: ColumnLoop, last: Step, blocks: int, operands: set[str
             flight.wait(number)
             for phase in step.phases:
                 part = (half * over.chunk // 8 // halves, (half + 1) * over.chunk // 8 // halves)
-                flight.lines += block("", Epilogue(e, step, phase, operands, 0, part).lines())
+                flight.lines += block("", Epilogue(e, step, phase, operands, 0, part).text())
             if index == over.last:
                 _sum(e, over, last, blocks, half, halves, flight)
     # The next chunk's bias comes while the sum is under way. Nothing else may be from one turn to the next: ptxas would

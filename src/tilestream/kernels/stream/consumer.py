@@ -9,7 +9,6 @@ from operator import itemgetter
 from tilestream.ir.pipeline import Pipeline
 from tilestream.kernels.parts.text import UNROLL, block, loop, plus
 from tilestream.kernels.stream.annotate import comments
-from tilestream.kernels.stream.chunks import product_chunks
 from tilestream.kernels.stream.column_loop import ROW_BYTES, column_loop
 from tilestream.kernels.stream.epilogue import Epilogue
 from tilestream.kernels.stream.layout import Layout, boxes_of
@@ -82,7 +81,7 @@ class ConsumerEmitter(Names):
         """For each queue taken: the last (step, phase or -1 for the product) that reads it."""
         last: dict[str, tuple[int, int]] = {}
         for step in self.s.steps:
-            taken = [(-1, tile) for tile, _ in product_chunks(self.s, step)]
+            taken = [(-1, tile) for tile, _ in self.s.product_chunks(step)]
             taken += [(k, tile) for k, phase in enumerate(step.phases) for tile in phase.streams]
             last |= {self.s.streams[tile].queue: (step.index, k) for k, tile in taken}
         last.pop("", None)
@@ -135,7 +134,7 @@ class ConsumerEmitter(Names):
             made = Epilogue(self, step, phase, self.operands, self.reduces)
             if self.split:
                 self.reduces += len(phase.reduces)
-            lines += block("", [*made.lines(), *([] if made.empty else self._credits(step.index, k))])
+            lines += block("", [*made.text(), *([] if made.empty else self._credits(step.index, k))])
         return lines
 
     def _mark(self, event: str) -> list[str]:

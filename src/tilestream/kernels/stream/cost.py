@@ -6,8 +6,6 @@ beyond whole steps.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from tilestream.devices import Device
 from tilestream.ir.pipeline import Pipeline, Residency, Stage
 from tilestream.ir.sizes import at_once, steps_of, tiles_of, weight_bytes
@@ -29,7 +27,10 @@ def cost(launch: Pipeline, rows: int, device: Device) -> Counts:
     # depend on the rows: more of them would make it another, and the sum less.
     bottleneck = max(launch.stages, key=lambda s: costs[s.name].step_s / (s.tiles_per_step * s.replicas))
     beyond = _fill(launch, costs, device) - costs[bottleneck.name].step_s
-    fill_s = max(0.0, beyond) + _first_tile_s(launch, costs, device)
+    # Before the first product, beside those of later ones: resident weights, inputs that come slowly.
+    resident = max((weight_bytes(s, launch) for s in launch.stages if s.residency is Residency.RESIDENT), default=0)
+    first_s = resident / device.sm_bytes_per_s + max(cost.first_s for cost in costs.values())
+    fill_s = max(0.0, beyond) + first_s
     return Counts(
         launch.name,
         (
@@ -38,12 +39,6 @@ def cost(launch: Pipeline, rows: int, device: Device) -> Counts:
             Amount("fill", fill_s),
         ),
     )
-
-
-def _first_tile_s(launch: Pipeline, costs: Mapping[str, StageCost], device: Device) -> float:
-    """Seconds before the first product beside those of later ones: resident weights, inputs that come slowly."""
-    resident = [weight_bytes(s, launch) for s in launch.stages if s.residency is Residency.RESIDENT]
-    return max(resident, default=0) / device.sm_bytes_per_s + max(cost.first_s for cost in costs.values())
 
 
 def _memory(launch: Pipeline, rows: int, device: Device, scattered: float) -> tuple[Amount, Counts]:

@@ -14,7 +14,6 @@ from tilestream.ir.pipeline import DTYPE_BYTES, TILE_ROWS, Pipeline, Residency, 
 from tilestream.ir.tileops import OPS
 from tilestream.kernels.stream.layout import CHUNK, Layout, pages_of
 from tilestream.kernels.stream.model import Gemm, Phase, Place, Schedule, Step, ceil_to
-from tilestream.kernels.stream.turns import looped
 
 WARPGROUP = 128  # threads
 K_BYTES = 32  # of an operand's row that one wgmma takes
@@ -211,7 +210,7 @@ def _passes(step: Step, schedule: Schedule, elements: int, guarded: bool) -> Ite
         each = COPIED if step.copied else bias + _instructions(phase, schedule, guarded)
         special = sum(OPS[n.kind].transcendental for n in phase.nodes)
         barriers = len(phase.reduces) + any(s.kind == "shared" for s in phase.sinks)
-        turns = schedule.turns(step) if looped(schedule, step, phase) else 1
+        turns = schedule.turns(step) if schedule.looped(step, phase) else 1
         yield EpilogueCounts(each * elements, special * elements, barriers, turns)
         bias = 0.0
 

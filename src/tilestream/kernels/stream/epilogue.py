@@ -15,19 +15,18 @@ from tilestream.kernels.parts.element import NEUTRAL, registers
 from tilestream.kernels.parts.text import UNROLL, block, loop, plus
 from tilestream.kernels.stream.model import Phase, Sink, Step, ceil_to, columns_of
 from tilestream.kernels.stream.names import Names
-from tilestream.kernels.stream.turns import ahead, looped
 from tilestream.kernels.stream.values import Values
 
 COMBINE_BYTES = 512
 """Of scratch that the warpgroups need to reduce a row together. Reductions take turns on two such areas."""
 
 
-class Epilogue:
+class Epilogue(Values):
     """The text of one phase of a step.
 
     Args:
         operands: tiles that products of the stage take.
-        reduces: how many reductions over both warpgroups the stage has before this phase.
+        reductions: how many over both warpgroups the stage has before this phase.
         part: the first of the fragment's blocks that it takes, and where they end; all, unless it is said.
     """
 
@@ -37,31 +36,27 @@ class Epilogue:
         step: Step,
         phase: Phase,
         operands: set[str],
-        reduces: int,
+        reductions: int,
         part: tuple[int, int] | None = None,
     ) -> None:
-        self.names, self.step, self.phase = names, step, phase
-        self.operands, self.reduces, self.part = operands, reduces, part
-        schedule = names.s
-        self.width = schedule.width(step)
+        super().__init__(names, step, phase, names.s.turns(step) if part is None else 1)
+        self.operands, self.reductions, self.part = operands, reductions, part
         self.blocks = ceil_to(self.width, 8) // 8
-        self.columns = schedule.pass_columns
+        self.columns = names.s.pass_columns
         self.staged = [s for s in phase.sinks if s.kind == "staged"]
         self.shared = [s for s in phase.sinks if s.kind == "shared"]
-        self.values = Values(names, step, phase, self.width)
-        self.turns = self.values.turns if part is None else 1
-        self.values.ahead = {t: f"{names.chunk_names(t)[0]}_x" for t in ahead(schedule, step, phase)}
+        self.ahead = {t: f"{names.chunk_names(t)[0]}_x" for t in names.s.ahead(step, phase)}
 
     @property
     def empty(self) -> bool:
         """Whether there is nothing to compute, and so nothing to take."""
         return not (self.phase.nodes or self.phase.reduces or self.phase.sinks)
 
-    def lines(self) -> list[str]:
+    def text(self) -> list[str]:
         if self.empty:
             return self._before()
         turn = self._turn()
-        pragma = f"{UNROLL} 1" if looped(self.names.s, self.step, self.phase) else UNROLL
+        pragma = f"{UNROLL} 1" if self.schedule.looped(self.step, self.phase) else UNROLL
         turns = loop("c", self.turns, turn, pragma) if self.turns > 1 else turn
         return [*self._before(), "TS_PASS", *turns, *self._after()]
 
@@ -73,7 +68,7 @@ class Epilogue:
         for op in self.phase.reduces:
             if op.out:
                 lines.append(f"fill_rows({names.row(op.out.name)}, {NEUTRAL[op.kind]});")
-        lines += self.values.setup
+        lines += self.setup
         if self.shared:
             # Whoever still reads the buffer's last tenant must be done.
             if any(names.s.buffers[s.target] == names.layout.out_buffer for s in self.shared):
@@ -86,7 +81,7 @@ class Epilogue:
     # -- a turn
 
     def _turn(self) -> list[str]:
-        names, schedule, phase = self.names, self.names.s, self.phase
+        names, schedule, phase = self.names, self.schedule, self.phase
         lines = [line for tile in phase.streams for line in self._take(tile)]
         # Chunks of the second warpgroup that lie beyond the tile have no room in its buffer or staging.
         past = names.split and self.step.features <= self.width + (self.turns - 1) * self.columns
@@ -98,7 +93,7 @@ class Epilogue:
                 lines += [f"u32 {out} = 0;", f"{guard}{{ out.wait_empty(); {out} = out.addr(); out.advance(); }}"]
             else:
                 lines.append(f"out.wait_empty(); const u32 {out} = out.addr(); out.advance();")
-        lines += [f"Registers<u32, {2 * self._block_count}> {words};" for words in self.values.ahead.values()]
+        lines += [f"Registers<u32, {2 * self._block_count}> {words};" for words in self.ahead.values()]
         lanes = ["const u32 t = TS_PASS_LANE;", *self._ahead(), *self._blocks(outs, guard)]
         if self.staged:
             lanes.append("fence_async_shared();")
@@ -110,7 +105,7 @@ class Epilogue:
             features = GROUP * tensor.features
             column = plus(f"{self.columns} * c" if self.turns > 1 else "0", sink.column)
             lines.append(f"max_of_rows<{names.element(sink.dtype)}>({_most(sink)});")
-            where = f"(void*){self.values.vectors[sink.target]}"
+            where = f"(void*){self.vectors[sink.target]}"
             lines.append(f"store_maxima<{features}>({where}, {_most(sink)}, tile, {column}, p.rows);")
         lines += [f"{guard}group_arrive(out.published());" for _ in outs]
         lines += ["in.release(); in.release();" if names.split else "in.release();"] * schedule.taken(phase)
@@ -135,15 +130,15 @@ class Epilogue:
     def _ahead(self) -> list[str]:
         """Loads of a turn's pairs."""
         lines = []
-        for tile, words in self.values.ahead.items():
-            at = self.names.in_chunk(self.names.chunk_names(tile), self.names.s.dtype, "k")
+        for tile, words in self.ahead.items():
+            at = self.names.in_chunk(self.names.chunk_names(tile), self.schedule.dtype, "k")
             pair = loop("j", 2, [f"TS_REG({words}, 2 * k + j) = lds32({at});"])
             lines += loop("k", self._block_count, pair)
         return lines
 
     def _blocks(self, outs: list[str], guard: str) -> list[str]:
         """A lane's blocks ``i``; where there are several turns, ``k`` counts those of this one."""
-        masks = self._masks() if self.values.masks else []
+        masks = self._masks() if self.masks else []
         rows = [*masks, *loop("j", 2, self._pair(outs, guard))]
         if self.blocks == 1:
             return ["constexpr int i = 0;", *rows]
@@ -171,21 +166,21 @@ class Epilogue:
 
     def _pair(self, outs: list[str], guard: str) -> list[str]:
         """One pair of columns: every value, then what becomes of it."""
-        names, phase, values = self.names, self.phase, self.values
-        lines = values.evaluate()
+        phase = self.phase
+        lines = self.evaluate()
         room = iter(outs)
         for sink in self.staged:
-            a, b = values.masked(sink.tile)
-            chunks = [next(room) for _ in range(names.s.parts(sink.dtype))]
-            at = names.in_chunk(chunks, sink.dtype, "k" if self.turns > 1 else "i")
-            lines.append(f"Io<{names.element(sink.dtype)}>::store({at}, {a}, {b});")
+            a, b = self.masked(sink.tile)
+            chunks = [next(room) for _ in range(self.schedule.parts(sink.dtype))]
+            at = self.names.in_chunk(chunks, sink.dtype, "k" if self.turns > 1 else "i")
+            lines.append(f"Io<{self.names.element(sink.dtype)}>::store({at}, {a}, {b});")
         for sink in phase.sinks:
             if sink.kind != "staged":
                 mine = guard if sink.kind == "shared" and sink.column % 8 == 0 else ""
                 lines += [mine + line for line in self._sink(sink)]
         # Last: sinks may still want the value that it overwrites.
         if phase.keep:
-            kept = zip(registers("acc"), values.value(phase.keep), strict=True)
+            kept = zip(registers("acc"), self.value(phase.keep), strict=True)
             lines += [f"{register} = {text};" for register, text in kept]
         return lines
 
@@ -194,25 +189,25 @@ class Epilogue:
     def _sink(self, sink: Sink) -> list[str]:
         names = self.names
         if sink.kind == "registers":
-            a, b = self.values.masked(sink.tile)
+            a, b = self.masked(sink.tile)
             word = plus("2 * i + j", sink.column // 4)
-            return [f"TS_REG(r{self.names.s.slots[sink.target]}, {word}) = T::pack({a}, {b});"]
+            return [f"TS_REG(r{self.schedule.slots[sink.target]}, {word}) = T::pack({a}, {b});"]
         if sink.kind == "parked":
-            a, b = self.values.masked(sink.tile)
+            a, b = self.masked(sink.tile)
             return [f"sts32(parked_addr({self.names.parked(sink.target)}, t, 2 * i + j), T::pack({a}, {b}));"]
         if sink.kind == "shared":
             return self._to_buffer(sink)
         if sink.kind == "maxima":
-            a, b = self.values.value(sink.tile)
+            a, b = self.value(sink.tile)
             e, word = names.element(sink.dtype), f"TS_REG({_most(sink)}, {'k' if self.turns > 1 else 'i'})"
             return [f"{word} = j == 0 ? {e}::pack({a}, {b}) : {e}::larger({word}, {e}::pack({a}, {b}));"]
         if sink.kind == "direct":
-            return self.values.direct(sink, *self.values.value(sink.tile))
+            return self.direct(sink, *self.value(sink.tile))
         raise CompileError(f"sink {sink.kind!r} has no CUDA form", "report this with the pipeline")
 
     def _to_buffer(self, sink: Sink) -> list[str]:
-        names, schedule, where = self.names, self.names.s, self.values.where
-        a, b = self.values.masked(sink.tile)
+        names, schedule = self.names, self.schedule
+        a, b = self.masked(sink.tile)
         base, dtype = names.buffer(sink.target), names.buffer_dtype(sink.target)
         e = names.element(dtype)
         if schedule.dtype == "f32" and sink.target in self.operands:
@@ -223,11 +218,11 @@ class Epilogue:
             return f"Io<{e}>::store1(element_addr<{e}>({at}), {value});"
 
         if sink.column % 8:
-            return [where(0, one(a, 0)), where(1, one(b, 1))]
+            return [self.where(0, one(a, 0)), self.where(1, one(b, 1))]
         # The second warpgroup's columns start on a chunk, so its blocks have the first one's numbers.
         at = f"pair_addr<{e}>({base}{names.own_chunks(dtype)}, t, {plus('i', sink.column // 8)}, j)"
         both = f"Io<{e}>::store({at}, {a}, {b});"
-        if sink.target == sink.tile or schedule.tiles[sink.tile].features % 8 == 0 or not self.values.masks:
+        if sink.target == sink.tile or schedule.tiles[sink.tile].features % 8 == 0 or not self.masks:
             return [both]
         # Columns beyond this part belong to the next part of the concatenation.
         return [f"if (ok1) {{ {both} }} else if (ok0) {one(a, 0)}"]
@@ -240,15 +235,15 @@ class Epilogue:
         if self.shared:
             lines += ["fence_async_shared();", names.barrier()]
         for number, op in enumerate(self.phase.reduces):
-            lines += self._finish(op, self.reduces + number)
+            lines += self._finish(op, self.reductions + number)
         if self.phase.row_nodes:
-            each = loop("j", 2, self.values.of_rows(), pragma="")
+            each = loop("j", 2, self.of_rows(), pragma="")
             lines += block("TS_LANES", ["const u32 t = TS_LANE;", "(void)t;", *each])
         return lines
 
     def _padding(self, sink: Sink) -> list[str]:
         """Zeros behind a tile's last column, as far as products read."""
-        names, schedule = self.names, self.names.s
+        names, schedule = self.names, self.schedule
         who = "if (g == 1) " if names.split else ""
         if sink.kind == "registers" and sink.column:
             return []  # behind other blocks, whose copy pads them all

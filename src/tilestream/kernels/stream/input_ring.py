@@ -8,14 +8,13 @@ is used up, and comes a memory's latency later, however much time there was befo
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import ceil
 
 from tilestream.devices import Device
 from tilestream.ir.pipeline import DTYPE_BYTES, Pipeline
-from tilestream.kernels.stream.chunks import epilogue_chunks, product_chunks
 from tilestream.kernels.stream.layout import CHUNK
-from tilestream.kernels.stream.model import Schedule, columns_of
+from tilestream.kernels.stream.model import Schedule, Stream, columns_of
 
 GATHER_CHUNK_S = 1.6e-6
 """Of a loader warp, for 64 rows of 128 bytes taken through an index. On an H200 three layers of 128 on 88,000 rows take
@@ -92,9 +91,9 @@ def takes_of(
     arrivals = Arrivals(schedule, pipeline, device, loading)
     made: list[Take] = []
     for step, product_s, each_s in zip(schedule.steps, products_s, passes_s, strict=True):
-        made += _spread(arrivals.of(product_chunks(schedule, step)), product_s)
+        made += _spread(arrivals.of(schedule.product_chunks(step)), product_s)
         for phase, pass_s in zip(step.phases, each_s, strict=True):
-            made += _spread(arrivals.of(epilogue_chunks(schedule, step, phase)), pass_s)
+            made += _spread(arrivals.of(schedule.epilogue_chunks(step, phase)), pass_s)
     return made
 
 
@@ -105,49 +104,52 @@ def _spread(chunks: Iterable[tuple[float, float]], busy_s: float) -> list[Take]:
     return [Take(busy_s / len(chunks), *chunk) for chunk in chunks]
 
 
+@dataclass
 class Arrivals:
     """Seconds of the loader, and of the memory, for the chunks of a tile one after another.
 
     ``loading``: CTAs that load side by side, each at its share of the DRAM's rate.
     """
 
-    def __init__(self, schedule: Schedule, pipeline: Pipeline, device: Device, loading: int = 0) -> None:
-        self._schedule, self._pipeline, self._device = schedule, pipeline, device
-        self._seen: set[tuple[str, int]] = set()
-        self._asked = False
-        rings = 2 if schedule.stage.placement.dim == 0 else 1
-        # Both loaders at their CTA's share, where all CTAs load; beside other stages the launch counts the memory.
-        every = len(pipeline.stages) == 1
-        self._share_s = rings * CHUNK * loading / device.dram_bytes_per_s if every else 0.0
+    schedule: Schedule
+    pipeline: Pipeline
+    device: Device
+    loading: int = 0
+    seen: set[tuple[str, int]] = field(default_factory=set)
+    asked: bool = False
 
     def of(self, chunks: Iterable[tuple[str, int]]) -> Iterator[tuple[float, float]]:
         """(loader, latency) of each chunk: a stream and its first column."""
-        for tile, column in chunks:
-            again = (tile, column) in self._seen
-            self._seen.add((tile, column))
-            yield self._chunk(tile, column, again)
+        for chunk in chunks:
+            yield self._chunk(*chunk, chunk in self.seen)
+            self.seen.add(chunk)
+
+    @property
+    def share_s(self) -> float:
+        """Of both loaders at their CTA's share, where all CTAs load; of several stages the launch counts the memory."""
+        rings = 2 if self.schedule.stage.placement.dim == 0 else 1
+        every = len(self.pipeline.stages) == 1
+        return rings * CHUNK * self.loading / self.device.dram_bytes_per_s if every else 0.0
 
     def _chunk(self, tile: str, column: int, again: bool) -> tuple[float, float]:
-        stream, device = self._schedule.streams[tile], self._device
+        stream, device = self.schedule.streams[tile], self.device
         latency = device.again_s if again else device.load_s
         if stream.queue:  # flags of all queues are asked for side by side, once a tile: the L2 has the chunks then
-            asked, self._asked = self._asked, True
+            asked, self.asked = self.asked, True
             return (ISSUE_S if asked else device.queue_s(0)), device.again_s
         if stream.index:
             return GATHER_CHUNK_S, 0.0
         if stream.tap is not None:
             return (ISSUE_S, latency) if stream.tap.bulk else (TAP_CHUNK_S, 0.0)
-        odd = odd_s(self._schedule, self._pipeline, tile, column)
-        return (odd, 0.0) if odd else (max(ISSUE_S, 0.0 if again else self._share_s), latency)
+        odd = odd_s(stream, self.pipeline.tensor(stream.tensor).features, column)
+        return (odd, 0.0) if odd else (max(ISSUE_S, 0.0 if again else self.share_s), latency)
 
 
-def odd_s(schedule: Schedule, pipeline: Pipeline, tile: str, column: int) -> float:
-    """Seconds of a loader warp for a chunk of rows that bulk copies cannot address (``kernels/include/odd_rows.cuh``).
-
-    None of others. Rows lie one behind another.
+def odd_s(stream: Stream, features: int, column: int) -> float:
+    """Seconds of a loader warp for a chunk of rows of ``features`` that bulk copies cannot address
+    (``kernels/include/odd_rows.cuh``); none of others. Rows lie one behind another.
     """
-    stream = schedule.streams[tile]
-    size, features = DTYPE_BYTES[stream.dtype], pipeline.tensor(stream.tensor).features
+    size = DTYPE_BYTES[stream.dtype]
     if stream.in_bulk(column, features):
         return 0.0
     columns, valid = columns_of(stream.dtype), stream.valid(column)

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from tilestream.ir.pipeline import DTYPE_BYTES, Residency
-from tilestream.kernels.stream.chunks import product_chunks
 from tilestream.kernels.stream.model import Gemm, Place, Schedule, Segment, Step, ceil_to
 
 CHUNK = 8192  # 64 rows x 128 bytes
@@ -113,7 +112,7 @@ def _together(schedule: Schedule, rows: int) -> list[int]:
 
 def chunks_in(schedule: Schedule) -> int:
     """Input chunks that the products of one tile take; epilogues not counted."""
-    return sum(len(product_chunks(schedule, step)) for step in schedule.steps)
+    return sum(len(schedule.product_chunks(step)) for step in schedule.steps)
 
 
 def lay_out(schedule: Schedule, limit: int = SHARED_LIMIT) -> Layout:

@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from tilestream.ir.pipeline import DTYPE_BYTES, Stage, Tile, TileOp
 from tilestream.ir.taps import Tap
+from tilestream.ir.tileops import OPS
 
 ACC_LIMIT = {0: 256, 1: 512}  # features of a fragment under Shard(0), Shard(1)
 
@@ -267,6 +268,61 @@ class Schedule(Places):
         if self.stage.placement.dim == 1:
             return step.features != 2 * self.width(step)
         return step.features % (8 if self.loop_of(step) is None else self.width(step)) != 0
+
+    # -- chunks of input that consumers take, in order: what loader warps ask for, and what is waited for
+
+    def chunks(self) -> list[tuple[str, int]]:
+        """(stream, first column) of every chunk of one tile, in order."""
+        made = []
+        for step in self.steps:
+            made += self.product_chunks(step)
+            for phase in step.phases:
+                made += self.epilogue_chunks(step, phase)
+        return made
+
+    def product_chunks(self, step: Step) -> list[tuple[str, int]]:
+        """(stream, first column) of every chunk that a step's product takes."""
+        segments = step.gemm.segments if step.gemm is not None else ()
+        columns = self.chunk_columns
+        streamed = [s for s in segments if s.place is Place.STREAM]
+        return [(s.tile, c * columns) for s in streamed for c in range(s.chunks(columns))]
+
+    def epilogue_chunks(self, step: Step, phase: Phase) -> list[tuple[str, int]]:
+        """(stream, first column) of every chunk that a pass takes, in order; under Shard(1), for either warpgroup."""
+        turns = self.turns(step)
+        halves = (0, turns) if self.stage.placement.dim == 1 else (0,)
+        chunks = []
+        for c in range(turns):
+            for tile in phase.streams:
+                dtype = self.streams[tile].dtype
+                for part in range(self.parts(dtype)):
+                    chunks += [(tile, (c + h) * self.pass_columns + part * columns_of(dtype)) for h in halves]
+        return chunks
+
+    # -- how a pass goes over its columns, a turn at a time
+
+    def ahead(self, step: Step, phase: Phase) -> tuple[str, ...]:
+        """Streams of which a lane loads all pairs of a turn before it computes the first, as words of the operands'
+        dtype.
+
+        Loads and stores of shared memory keep their order, so that pairs would else go one after another, each as long
+        as a load, its special functions and a store: 150 cycles.
+        """
+        special = any(OPS[n.kind].transcendental for n in phase.nodes)
+        if not special or self.dtype == "f32" or self.loop_of(step) is not None:
+            return ()
+        return tuple(t for t in phase.streams if self.streams[t].dtype == self.dtype)
+
+    def looped(self, step: Step, phase: Phase) -> bool:
+        """Whether the turns of a pass that loads ahead are a loop: registers have no index, so those of one that works
+        on a fragment or on tiles in registers are unrolled. A softplus of 256 columns is 540 instructions so, and not
+        2,160."""
+        used = {i for n in (*phase.nodes, *phase.reduces) for i in n.ins} | {sink.tile for sink in phase.sinks}
+        bases = {self.views.get(tile, (tile, 0))[0] for tile in used}
+        in_registers = any(self.places.get(tile) is Place.REGISTERS for tile in bases)
+        in_registers |= any(sink.kind == "registers" for sink in phase.sinks)
+        fragment = bool(phase.keep) or step.held_before(phase) in used
+        return bool(self.ahead(step, phase)) and not in_registers and not fragment
 
     def __hash__(self) -> int:
         return hash((self.stage, self.dtype))

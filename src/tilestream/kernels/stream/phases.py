@@ -2,32 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import defaultdict
 
 from tilestream.ir.pipeline import TileOp
-from tilestream.kernels.stream.model import Phase, Sink, Stream
+from tilestream.kernels.stream.model import Phase, Sink
+from tilestream.kernels.stream.walk import Draft, Walk
 
 
-@dataclass
-class Scope:
-    """What a step's expressions may refer to."""
-
-    streams: dict[str, Stream]
-    rows: set[str]
-    floating: dict[str, TileOp]
-    step_of: dict[str, int]
-    views: dict[str, tuple[str, int]]
-    features: dict[str, int]
-
-
-def cut_phases(
-    index: int, held: str, features: int, nodes: list[TileOp], sinks: list[Sink], scope: Scope
-) -> tuple[Phase, ...]:
+def cut_phases(held: str, draft: Draft, sinks: list[Sink], scope: Walk) -> tuple[Phase, ...]:
     """Level by level: a value that depends on ``k`` nested reductions is computed in phase ``k``.
 
     Between phases the fragment keeps one value. The latest that makes the others unnecessary is
     chosen, so that each operand is read and each expression evaluated once where possible.
     """
+    nodes, features = draft.nodes, draft.features
     own = {op.out.name: op for op in nodes if op.out is not None}
     own |= {n: op for n, op in scope.floating.items() if n not in own}
     reduces = [op for op in nodes if op.kind in ("sum", "max")]
@@ -80,7 +68,8 @@ def cut_phases(
 
 
 def _levels(own: dict[str, TileOp], held: str) -> dict[str, int]:
-    level: dict[str, int] = {held: 0}
+    """Of each value, how many reductions it depends on. Those of earlier steps and streams are there from the start."""
+    level = defaultdict(int, {held: 0})
 
     def of(name: str) -> int:
         if name not in level:
@@ -91,17 +80,10 @@ def _levels(own: dict[str, TileOp], held: str) -> dict[str, int]:
 
     for name in own:
         of(name)
-    return _Default(level)
+    return level
 
 
-class _Default(dict):
-    """Values of earlier steps and streams are there from the first phase."""
-
-    def __missing__(self, name: str) -> int:
-        return 0
-
-
-def _choose_keep(p, current, later, own, rows, level, closure, scope: Scope, features: int) -> str:
+def _choose_keep(p, current, later, own, rows, level, closure, scope: Walk, features: int) -> str:
     base = closure(later, {current} if current else set())
     uses_now = sum(n in scope.streams for n in base) + (current != "" and current in closure(later, set()))
     best, best_rank = "", (uses_now, 0)

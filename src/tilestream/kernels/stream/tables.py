@@ -9,7 +9,6 @@ from typing import NamedTuple
 from tilestream.ir.pipeline import DTYPE_BYTES, INDEX_BYTES, TILE_ROWS, Pipeline, Transport
 from tilestream.ir.taps import Tap
 from tilestream.kernels.parts.taps import corners, lowest
-from tilestream.kernels.stream.chunks import all_chunks, epilogue_chunks, product_chunks
 from tilestream.kernels.stream.layout import Layout, boxes_of
 from tilestream.kernels.stream.model import Schedule, Sink, Stream, ceil_to, columns_of
 
@@ -189,7 +188,7 @@ def add_queues(tables: Tables, pipeline: Pipeline) -> None:
 def add_stage(tables: Tables, schedule: Schedule, layout: Layout, pipeline: Pipeline) -> StageTables:
     """Append a stage's pages, loads and stores in the order in which its consumers take them."""
     at = StageTables(len(tables.page_ops), 0, len(tables.load_ops), 0, len(tables.store_bounds))
-    left = Counter(all_chunks(schedule))
+    left = Counter(schedule.chunks())
     for step in schedule.steps:
         if step.gemm is not None:
             loop = schedule.loop_of(step) or schedule.summed(step)
@@ -199,11 +198,11 @@ def add_stage(tables: Tables, schedule: Schedule, layout: Layout, pipeline: Pipe
                 for turn in range(loop.turns):
                     for inner in loop.steps:
                         _weights(tables, schedule, layout, schedule.steps[inner], pipeline, turn)
-        for chunk in product_chunks(schedule, step):
+        for chunk in schedule.product_chunks(step):
             left[chunk] -= 1
             _load(tables, schedule, *chunk, pipeline, left[chunk], True)
         for phase in step.phases:
-            for chunk in epilogue_chunks(schedule, step, phase):
+            for chunk in schedule.epilogue_chunks(step, phase):
                 left[chunk] -= 1
                 _load(tables, schedule, *chunk, pipeline, left[chunk], False)
             _stores(tables, schedule, step, phase, pipeline, at)

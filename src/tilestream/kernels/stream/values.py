@@ -22,11 +22,10 @@ class Values(Elements):
         ahead: of streams, those whose pairs a lane has all loaded before it computes the first: variables of words.
     """
 
-    def __init__(self, e: Names, step: Step, phase: Phase, width: int) -> None:
+    def __init__(self, names: Names, step: Step, phase: Phase, turns: int) -> None:
         super().__init__()
-        self.e, self.step, self.phase, self.width = e, step, phase, width
-        self.masks = e.s.guarded(step)
-        self.turns = e.s.turns(step)
+        self.names, self.schedule, self.step, self.phase, self.turns = names, names.s, step, phase, turns
+        self.width, self.masks = names.s.width(step), names.s.guarded(step)
         self.held = step.held_before(phase)
         self.setup: list[str] = []
         self.vectors: dict[str, str] = {}
@@ -47,7 +46,7 @@ class Values(Elements):
         if name not in self.vectors:
             var = f"v{len(self.vectors)}"
             self.vectors[name] = var
-            self.setup.append(f"const void* {var} = {self.e.pointer(kind, name)};")
+            self.setup.append(f"const void* {var} = {self.names.pointer(kind, name)};")
         return self.vectors[name]
 
     def _names(self) -> Value:
@@ -81,7 +80,7 @@ class Values(Elements):
     def computed(self, op: TileOp, operands: Sequence[Value]) -> Value:
         assert op.out is not None
         a, b = expressions(op, operands)
-        if self.e.s.places.get(op.out.name) is not Place.ROW:
+        if self.schedule.places.get(op.out.name) is not Place.ROW:
             return self._fresh(a, b)
         row = self._row(op.out.name)
         self.lines.append(f"{row[0]} = {a};")
@@ -100,7 +99,7 @@ class Values(Elements):
 
     def _row(self, tile: str) -> Value:
         """One number for both columns."""
-        return (f"TS_REG({self.e.row(tile)}, j)",) * 2
+        return (f"TS_REG({self.names.row(tile)}, j)",) * 2
 
     def masked(self, tile: str) -> Value:
         """Zero in the columns that pad the last block, so that products may read them."""
@@ -113,7 +112,7 @@ class Values(Elements):
         return f"if ({' && '.join(conditions)}) {statement}" if conditions else statement
 
     def fetched(self, tile: str) -> Value:
-        e, s = self.e, self.e.s
+        e, s = self.names, self.schedule
         if tile == self.held:
             return registers("acc")
         if tile in s.streams:
@@ -151,27 +150,27 @@ class Values(Elements):
 
     def _columns(self) -> int:
         """Columns that the pass goes over, padding included."""
-        if not self.e.split:
+        if not self.names.split:
             return ceil_to(self.width, 8)
-        return min(2 * self.width, ceil_to(self.step.features, self.e.s.pass_columns))
+        return min(2 * self.width, ceil_to(self.step.features, self.schedule.pass_columns))
 
     def vector(self, op: TileOp, view: View) -> Value:
         """Elements of a vector; one of a block of columns begins before the step's first column."""
-        tensor, start = self.e.pipeline.tensor(view.of), int(op.attr(START, 0) or 0)
+        tensor, start = self.names.pipeline.tensor(view.of), int(op.attr(START, 0) or 0)
         var = self.vectors[view.of]
         if tensor.features == 1:
             return self._fresh(*(f"Io<{tensor.dtype}>::param({var}, 0)",) * 2)
         whole = "true"
         if self.masks:
-            whole = "ok1 && ok0" if self.e.shifted else "whole"
+            whole = "ok1 && ok0" if self.names.shifted else "whole"
         of = f"{tensor.dtype}, {start + self.step.features}"
-        return self._filled(f"vector_pair<{of}>({var}, {plus(self.e.column, start)}, {whole}, {{a}}, {{b}});")
+        return self._filled(f"vector_pair<{of}>({var}, {plus(self.names.column, start)}, {whole}, {{a}}, {{b}});")
 
     def direct(self, sink: Sink, a: str, b: str) -> list[str]:
-        tensor = self.e.pipeline.tensor(sink.target)
+        tensor = self.names.pipeline.tensor(sink.target)
         var = self.vectors[sink.target]
         io = f"Io<{tensor.dtype}>"
-        at = f"(u64)(tile * ROWS + row_of(t, j)) * {tensor.features} + ({plus(self.e.column, sink.column)})"
+        at = f"(u64)(tile * ROWS + row_of(t, j)) * {tensor.features} + ({plus(self.names.column, sink.column)})"
         inside = "tile * ROWS + row_of(t, j) < p.rows"
         even = tensor.features % 2 == 0 and sink.column % 2 == 0 and DTYPE_BYTES[tensor.dtype] == 2
         if even and self.step.features % 2 == 0:

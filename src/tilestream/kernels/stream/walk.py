@@ -105,16 +105,6 @@ class Walk:
             return self.features[tile]
         return next(loop.tile for loop in self.stage.loops if loop.axis == layer.axis)
 
-    def _check_width(self, features: int, op: TileOp) -> None:
-        """Raise ``VerifyError`` for a tile that is wider than a fragment."""
-        limit = ACC_LIMIT[self.stage.placement.dim]
-        if features > limit:
-            raise VerifyError(
-                f"{op.kind} at {op.source or self.stage.name} makes {features} features; a fragment under "
-                f"Shard({self.stage.placement.dim}) holds {limit}",
-                "use Shard(1) (up to 512), split the layer over several stages, or leave it to the fallback",
-            )
-
     # -- names
 
     def parts(self, name: str) -> list[str]:
@@ -129,10 +119,20 @@ class Walk:
             return self.step_of[name] + 1
         return self.step_of.get(name, -1)
 
-    def new_step(self, features: int, op: TileOp) -> int:
-        """Begin a step of so many columns for ``op``; its number."""
-        self._check_width(features, op)
-        self.drafts.append(Draft(features))
+    def new_step(self, features: int, op: TileOp, layer: LoopedLayer | None = None) -> int:
+        """Begin a step of so many columns for ``op``, of ``layer`` chunk by chunk; its number.
+
+        Raises:
+            VerifyError: it is wider than a fragment.
+        """
+        dim = self.stage.placement.dim
+        if layer is None and features > ACC_LIMIT[dim]:
+            raise VerifyError(
+                f"{op.kind} at {op.source or self.stage.name} makes {features} features; a fragment under "
+                f"Shard({dim}) holds {ACC_LIMIT[dim]}",
+                "use Shard(1) (up to 512), split the layer over several stages, or leave it to the fallback",
+            )
+        self.drafts.append(Draft(features, layer))
         return len(self.drafts) - 1
 
     # -- making values available
@@ -142,13 +142,17 @@ class Walk:
         own = self.tiles[name].dtype
         key = (name, dtype or own)
         if key not in self.copies:
-            copy = Tile.of(f"{name}.tile" if key[1] == own else f"{name}.{dtype}", self.features[name], key[1])
-            self.tiles[copy.name], self.features[copy.name] = copy, copy.features
+            copy = self._copy(key, "tile" if key[1] == own else dtype, key[1])
             step = self.new_step(copy.features, op)
             self.drafts[step].nodes.append(TileOp("add", copy, (name,), (), (("scalar", 0.0),), op.source))
             self.step_of[copy.name] = step
-            self.copies[key] = copy.name
         return self.copies[key]
+
+    def _copy(self, key: tuple[str, str], ending: str, dtype: str) -> Tile:
+        """A new tile, the copy of that which ``key`` names."""
+        copy = Tile.of(f"{key[0]}.{ending}", self.features[key[0]], dtype)
+        self.tiles[copy.name], self.features[copy.name], self.copies[key] = copy, copy.features, copy.name
+        return copy
 
     def _made(self, name: str, op: TileOp) -> str:
         """The tile as some step has it whole: its copy, where none makes it as it stands."""
@@ -255,21 +259,10 @@ class Walk:
     def _linear(self, op: TileOp) -> None:
         assert op.out is not None
         layer = self.layers.get(op.out.name)
-        if layer is None:
-            self._product(op, None)
-            return
-        for other in layer.linears:  # what they read comes before the loop
+        for other in layer.linears if layer is not None else ():  # what they read comes before the loop
             self._operands(other, layer)
-        self._product(op, layer)
-
-    def _product(self, op: TileOp, layer: LoopedLayer | None) -> None:
-        assert op.out is not None
         segments = self._operands(op, layer)
-        if layer is None:
-            step = self.new_step(op.out.features, op)
-        else:
-            self.drafts.append(Draft(op.out.features, layer))
-            step = len(self.drafts) - 1
+        step = self.new_step(op.out.features, op, layer)
         self.drafts[step].linear = TileOp("linear", op.out, tuple(segments), op.params, op.attrs, op.source)
         self.step_of[op.out.name] = step
 
@@ -313,9 +306,7 @@ class Walk:
                     f"{op.kind} at {op.source or name} multiplies {self.tiles[odd].dtype} that was made by blocks",
                     f"cast it to {self.dtype}",
                 )
-            copy = Tile.of(f"{name}.packed", self.features[name], self.dtype)
-            self.tiles[copy.name], self.features[copy.name] = copy, copy.features
-            self.copies[key] = copy.name
+            copy = self._copy(key, "packed", self.dtype)
             if name in self.blocks:
                 *sources, last = sources
                 column = sum(self.features[s] for s in sources)
