@@ -24,23 +24,11 @@ template <class K>
 using LeftRing = Ring<K::LEFT_STAGES, K::DEPTH * K::ROWS * 2>;
 template <class K>
 using WeightRing = Ring<K::WEIGHT_STAGES, K::WEIGHT_BYTES>;
+// Behind the rings' barriers: more of them, what epoch it is, two times a word a warp for sums over a row of the operand, and
+// the barriers of a gathered middle.
+enum Word : u32 { MIDDLE_DONE = 0, MIDDLE_READY = 8, RESULT_CLEARED = 16, EPOCH = 24, OPERAND_DONE = 32, ROW_SCRATCH = 64, GATHERED_BARS = 128 };
 template <class K>
-TS_DEV u32 middle_done(u32 smem) { return smem + K::BARS + 16 * (K::LEFT_STAGES + K::WEIGHT_STAGES); }
-template <class K>
-TS_DEV u32 middle_ready(u32 smem) { return middle_done<K>(smem) + 8; }
-template <class K>
-TS_DEV u32 cleared(u32 smem) { return middle_done<K>(smem) + 16; }
-
-template <class K>
-TS_DEV u32 epoch_word(u32 smem) { return middle_done<K>(smem) + 24; }
-
-template <class K>
-TS_DEV u32 operand_done(u32 smem) { return middle_done<K>(smem) + 32; }
-template <class K>
-TS_DEV u32 gathered_bars(u32 smem) { return middle_done<K>(smem) + 128; }
-// Two times a word a warp: sums over a row of the operand.
-template <class K>
-TS_DEV u32 row_scratch(u32 smem) { return middle_done<K>(smem) + 64; }
+TS_DEV u32 word_at(u32 smem, Word word) { return smem + K::BARS + 16 * (K::LEFT_STAGES + K::WEIGHT_STAGES) + word; }
 
 template <class K>
 TS_DEV void init_shared_tile(const Position& me, u32 smem) {
@@ -49,13 +37,13 @@ TS_DEV void init_shared_tile(const Position& me, u32 smem) {
     bar_init(smem + K::BARS + 16 * i, 1);
     bar_init(smem + K::BARS + 16 * i + 8, WARPS);
   }
-  bar_init(operand_done<K>(smem), WARPS);
-  bar_init(middle_done<K>(smem), WARPS);
-  bar_init(middle_ready<K>(smem), 1);
-  bar_init(cleared<K>(smem), 1);
+  bar_init(word_at<K>(smem, OPERAND_DONE), WARPS);
+  bar_init(word_at<K>(smem, MIDDLE_DONE), WARPS);
+  bar_init(word_at<K>(smem, MIDDLE_READY), 1);
+  bar_init(word_at<K>(smem, RESULT_CLEARED), 1);
   if constexpr (K::BY_CLUSTER) {
-    init_parts<K::COLUMNS>(gathered_bars<K>(smem), me.column, WARPS);
-    expect_parts<K::COLUMNS, PART_BYTES<K>>(gathered_bars<K>(smem), me.column);
+    init_parts<K::COLUMNS>(word_at<K>(smem, GATHERED_BARS), me.column, WARPS);
+    expect_parts<K::COLUMNS, PART_BYTES<K>>(word_at<K>(smem, GATHERED_BARS), me.column);
   }
   bar_init_done();
 }
@@ -101,7 +89,7 @@ TS_DEV void load_left(const P& p, const Position& me, u32 smem) {
   else
     load_rows<K, K::FIRST_PANELS>(ring, &p.input, x, me.row_tile * K::ROWS, p.box_rows, count);
   if constexpr (K::FIRSTS > 0 && !K::HELD) {
-    bar_wait(middle_ready<K>(smem), 0);
+    bar_wait(word_at<K>(smem, MIDDLE_READY), 0);
     fence_async_global();
     load_rows<K, K::DEPTH>(ring, &p.middle, 0, (me.row_tile * K::GROUPS + me.group) * K::ROWS, p.box_rows, me.steps);
   }
@@ -112,7 +100,7 @@ template <class K>
 TS_DEV void await_operand(const Team& team, const Position& me, u32 smem) {
   constexpr int CTAS = K::GROUPS * K::COLUMNS;
   const u64 epoch = team.next_epoch(OPERAND);
-  bar_wait(operand_done<K>(smem), 0);
+  bar_wait(word_at<K>(smem, OPERAND_DONE), 0);
   if (lane_in_warp() == 0) team.announce(OPERAND, epoch);
   await_peers(team, OPERAND, epoch, me.row_tile * CTAS, 1, me.rows < CTAS ? me.rows : CTAS);
   fence_async_global();
@@ -152,18 +140,18 @@ TS_DEV void hand_over(const Team& team, const Position& me, u32 smem) {
   await_kernel_before();
   const u64 epoch = team.next_epoch(K::HELD || K::FIRSTS == 0 ? PARTIAL : MIDDLE);
   if (lane_in_warp() == 0) {
-    sts32(epoch_word<K>(smem), (u32)epoch);
-    sts32(epoch_word<K>(smem) + 4, (u32)(epoch >> 32));
+    sts32(word_at<K>(smem, EPOCH), (u32)epoch);
+    sts32(word_at<K>(smem, EPOCH) + 4, (u32)(epoch >> 32));
   }
   if constexpr (K::BY_CLUSTER) {
-    send_part<K::COLUMNS, PART_BYTES<K>>(smem + K::GATHER, gathered_bars<K>(smem), me.column, 0);
-    await_parts<K::COLUMNS>(team, gathered_bars<K>(smem), cta_of<K>(me.row_tile, me.group, 0), 0);
+    send_part<K::COLUMNS, PART_BYTES<K>>(smem + K::GATHER, word_at<K>(smem, GATHERED_BARS), me.column, 0);
+    await_parts<K::COLUMNS>(team, word_at<K>(smem, GATHERED_BARS), cta_of<K>(me.row_tile, me.group, 0), 0);
   } else if constexpr (K::FIRSTS > 0 && !K::HELD) {
-    bar_wait(middle_done<K>(smem), 0);
+    bar_wait(word_at<K>(smem, MIDDLE_DONE), 0);
     if (lane_in_warp() == 0) team.announce(MIDDLE, epoch);
     await_peers(team, MIDDLE, epoch, cta_of<K>(me.row_tile, me.group, 0), cta_of<K>(0, 0, 1), K::COLUMNS);
   }
-  if (lane_in_warp() == 0) bar_arrive(middle_ready<K>(smem));
+  if (lane_in_warp() == 0) bar_arrive(word_at<K>(smem, MIDDLE_READY));
 }
 
 // Zeros in the rows of its part of the result that this group has; then it waits for the other groups.
@@ -184,7 +172,7 @@ TS_DEV void clear_result(const P& p, const Team& team, const Position& me, u32 s
   if (lane_in_warp() == 0) team.announce(CLEARED, epoch);
   await_peers(team, CLEARED, epoch, cta_of<K>(me.row_tile, 0, me.column), cta_of<K>(0, 1, 0), K::GROUPS);
   fence_async_global();
-  if (lane_in_warp() == 0) bar_arrive(cleared<K>(smem));
+  if (lane_in_warp() == 0) bar_arrive(word_at<K>(smem, RESULT_CLEARED));
 }
 
 // ---- consumers
@@ -268,10 +256,10 @@ TS_DEV void make_operand(const P& p, const Position& me, u32 smem, u32 t) {
 #pragma unroll 1
     for (int row = me.cta - me.row_tile * CTAS; row < rows; row += CTAS) {
       const RowInMemory to = {(u16*)p.operand_data + (u64)(start + row) * K::INNER};
-      K::before(p, to, start + row, row_scratch<K>(smem), t);
+      K::before(p, to, start + row, word_at<K>(smem, ROW_SCRATCH), t);
       named_sync(BOTH_GROUPS, THREADS);  // the scratch is read: the next row may write it
     }
-    group_arrive(operand_done<K>(smem));
+    group_arrive(word_at<K>(smem, OPERAND_DONE));
   }
 }
 
@@ -338,7 +326,7 @@ TS_DEV void consume(const P& p, const Team& team, const Position& me, u32 smem, 
     if constexpr (K::OWN_MIDDLE)
       named_sync(BOTH_GROUPS, THREADS);
     else
-      group_arrive(K::BY_CLUSTER ? gathered_bars<K>(smem) + 8 * me.column : middle_done<K>(smem));
+      group_arrive(K::BY_CLUSTER ? word_at<K>(smem, GATHERED_BARS) + 8 * me.column : word_at<K>(smem, MIDDLE_DONE));
     mark(MIDDLE_STORED, leads);
   }
   Fragment<share<K>(K::OUT_COLUMNS) / 8> acc;
@@ -349,7 +337,7 @@ TS_DEV void consume(const P& p, const Team& team, const Position& me, u32 smem, 
   sum_pages(pages, 0, me.steps, [&](int i) {
     if constexpr (K::BY_CLUSTER) {
 #pragma unroll 1
-      for (; come < K::COLUMNS && come * K::MIDDLE < (i + 1) * K::DEPTH; ++come) bar_wait(gathered_bars<K>(smem) + 8 * come, 0);
+      for (; come < K::COLUMNS && come * K::MIDDLE < (i + 1) * K::DEPTH; ++come) bar_wait(word_at<K>(smem, GATHERED_BARS) + 8 * come, 0);
     }
     mark(MIDDLE_BACK, leads && i == 0);
     mma_fence();
@@ -369,8 +357,8 @@ TS_DEV void consume(const P& p, const Team& team, const Position& me, u32 smem, 
   if constexpr (K::TAIL == NO_TAIL) {
     store_result<K>(p, acc, me, smem, g, t);
   } else if constexpr (K::TAIL == PARTIALS) {
-    bar_wait(middle_ready<K>(smem), 0);  // for a group without hidden columns too: the epoch is there
-    const u64 epoch = lds32(epoch_word<K>(smem)) | (u64)lds32(epoch_word<K>(smem) + 4) << 32;
+    bar_wait(word_at<K>(smem, MIDDLE_READY), 0);  // for a group without hidden columns too: the epoch is there
+    const u64 epoch = lds32(word_at<K>(smem, EPOCH)) | (u64)lds32(word_at<K>(smem, EPOCH) + 4) << 32;
     float* tile = p.partial + (u64)(me.row_tile * K::COLUMNS + me.column) * K::GROUPS * (share<K>(K::OUT_COLUMNS) / 8 * K::LIVE_THREADS * 4);
     const int first = cta_of<K>(me.row_tile, 0, me.column), stride = cta_of<K>(0, 1, 0);
     constexpr int BLOCKS = share<K>(K::OUT_COLUMNS) / 8;
@@ -384,7 +372,7 @@ TS_DEV void consume(const P& p, const Team& team, const Position& me, u32 smem, 
     constexpr int GROUP_ROWS = K::ROWS < 64 ? K::ROWS : 64, SHARE = share<K>(K::OUT_COLUMNS);
     reduce_add<typename K::Result, SHARE / 8, K::ADD_WIDTH, GROUP_ROWS>(
         acc, &p.sums, me.column * K::OUT_COLUMNS + first_column<K>(g, K::OUT_COLUMNS), me.row_tile * K::ROWS + first_row<K>(g),
-        smem + K::LEFT + g * 64 * SHARE * 2, cleared<K>(smem), g, t);
+        smem + K::LEFT + g * 64 * SHARE * 2, word_at<K>(smem, RESULT_CLEARED), g, t);
   }
 }
 

@@ -235,17 +235,8 @@ def _weights(tables: Tables, schedule: Schedule, layout: Layout, step, pipeline:
         segments = tuple((s.weight_column, s.features, start[s]) for s in by_column)
         pack = _place(tables.packs, PackSpec(gemm.weight, weight.dtype, out, at, segments))
         index = tables.map("packed", str(pack), dtype, at, half or box, out)
-    loop = schedule.loop_of(step)
-    if loop is not None:
-        for segment in gemm.segments:
-            boxes = boxes_of(schedule, step, segment, layout.page_rows)
-            for c in range(0, segment.chunks(columns), boxes):
-                more = min(boxes, segment.chunks(columns) - c) - 1
-                for y in range(0, width, layout.page_rows):
-                    at = (start[segment] + c * columns, turn * width + y)
-                    tables.page_ops.append((index, *at, box * 128, 0, more))
-        return
     rows = (0, width) if schedule.stage.placement.dim == 1 and step.features > width else (0,)
+    top = turn * width if schedule.loop_of(step) is not None else gemm.part + gemm.first
     summed = schedule.summed(step)
     share = summed.chunk // columns if summed is not None else 0
     for segment in gemm.segments:
@@ -256,7 +247,7 @@ def _weights(tables: Tables, schedule: Schedule, layout: Layout, step, pipeline:
             more = min(boxes, len(whole) - whole.index(c)) - 1
             for ring, first in enumerate(rows):
                 for sub in range(-(-ceil_to(width, 8) // layout.page_rows)):
-                    y = gemm.part + gemm.first + first + sub * layout.page_rows
+                    y = top + first + sub * layout.page_rows
                     tables.page_ops.append((index, start[segment] + c * columns, y, box * 128, ring, half or more))
 
 
