@@ -21,6 +21,7 @@ from tilestream.kernels.parts.headers import headers
 ONE = 'asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");'
 PEER = "mbarrier.arrive.shared::cluster.b64 _, [r];"
 SYNC = 'asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");'
+WORD = "word_at<K>(smem, "
 MUTATIONS = (
     ("ptx.cuh", f"{{ {SYNC} }}", f"{{ {SYNC} if (threads % 128 == 0) {SYNC} }}"),
     ("ptx.cuh", '[%0], %1;" ::"r"(bar), "r"(count));', '[%0], %1;" ::"r"(bar), "r"(32 * count));'),
@@ -45,8 +46,8 @@ MUTATIONS = (
         "  if (lane_in_warp() == 0)\n    for (int k = 1; k <= coming; ++k) bar_arrive(",
         "    for (int k = 1; k <= coming; ++k) lane_arrive(",
     ),
-    ("shared_tile.cuh", "if (lane_in_warp() == 0) bar_arrive(middle_ready", "lane_arrive(middle_ready"),
-    ("shared_tile.cuh", "if (lane_in_warp() == 0) bar_arrive(cleared", "lane_arrive(cleared"),
+    ("shared_tile.cuh", f"if (lane_in_warp() == 0) bar_arrive({WORD}MIDDLE", f"lane_arrive({WORD}MIDDLE"),
+    ("shared_tile.cuh", f"if (lane_in_warp() == 0) bar_arrive({WORD}RESULT", f"lane_arrive({WORD}RESULT"),
 )  # fmt: skip
 
 

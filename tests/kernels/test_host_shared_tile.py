@@ -217,7 +217,7 @@ MUTANTS = {
     ),
     "products do not wait for parts": (
         "gathered",
-        Mutation(OWN, "++come) bar_wait(gathered_bars<K>(smem) + 8 * come, 0);", "++come) {}"),
+        Mutation(OWN, "++come) bar_wait(word_at<K>(smem, GATHERED_BARS) + 8 * come, 0);", "++come) {}"),
     ),
     "a part is not fenced before bulk copies and products read it": (
         "gathered",
@@ -251,7 +251,7 @@ MUTANTS = {
     ),
     "the middle is announced before it is stored": (
         "partials",
-        Mutation(OWN, "    bar_wait(middle_done<K>(smem), 0);\n", ""),
+        Mutation(OWN, "    bar_wait(word_at<K>(smem, MIDDLE_DONE), 0);\n", ""),
     ),
     "what other CTAs stored is read without a fence": (
         "partials",
