@@ -66,7 +66,7 @@ def best_splits(w: Workload, rows: int, device: Device, count: int) -> list[tupl
     tiles of so many fit side by side."""
     block = program(w)
     for most in (MOST_ROWS, MOST_ROWS // 2, MOST_ROWS // 4):
-        wanted = [recipe.split for recipe in few_rows.recipes(block, min(rows, most), device, Options())]
+        wanted = few_rows.best_splits(block, min(rows, most), device, Options())
         if wanted:
             timed = [(predict(share_tile(block, split, device), rows, device).us, split) for split in wanted]
             return sorted(timed, key=lambda each: each[0])[:count]

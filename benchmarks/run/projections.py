@@ -34,8 +34,7 @@ from tilestream.kernels.product.shared_tile import model
 from tilestream.options import Options
 from tilestream.plan import few_rows
 from tilestream.plan.cost import predict
-from tilestream.plan.few_rows import SharedRecipe
-from tilestream.plan.passes.share_tile import share_tile
+from tilestream.plan.passes.share_tile import Split, share_tile
 from tilestream.plan.passes.verified import apply
 from tilestream.run.timing import capture, interleaved
 
@@ -64,16 +63,16 @@ def weight_bytes(layer: Layer) -> int:
     return 2 * layer.k * sum(layer.outs)
 
 
-def recipes(layer: Layer, rows: int, most: int) -> list[tuple[SharedRecipe, float]]:
+def recipes(layer: Layer, rows: int, most: int) -> list[tuple[Split, float]]:
     """Splits that a search times: the best by prediction, ``most`` of each way to add, first of all the best."""
     device = devices.get("h200")
     found = []
-    for recipe in few_rows.recipes(layer.program(), rows, device, Options()):
-        pipeline = apply(recipe.passes(device), layer.program())
-        found.append((recipe, predict(pipeline, rows, device).us))
+    for split in few_rows.best_splits(layer.program(), rows, device, Options()):
+        pipeline = apply(few_rows.recipe_of(split).passes(device), layer.program())
+        found.append((split, predict(pipeline, rows, device).us))
     found.sort(key=lambda each: each[1])
-    tails = dict.fromkeys(recipe.split.tail for recipe, _ in found)
-    best = [each for tail in tails for each in [x for x in found if x[0].split.tail is tail][:most]]
+    tails = dict.fromkeys(split.tail for split, _ in found)
+    best = [each for tail in tails for each in [x for x in found if x[0].tail is tail][:most]]
     return sorted(best, key=lambda each: each[1])
 
 
@@ -109,8 +108,8 @@ FORMS = ("", ", dependent launch", ", rows exchanged")
 """Of the best split: as it is; launched while the kernel before still runs; rows made once, where each CTA could."""
 
 
-def ours(data: Data, recipe: SharedRecipe, form: str) -> Run:
-    pipeline = share_tile(data.layer.program(), recipe.split)
+def ours(data: Data, split: Split, form: str) -> Run:
+    pipeline = share_tile(data.layer.program(), split)
     pipeline = replace(pipeline, name=pipeline.name + form.replace(", ", "_").replace(" ", "_"))
     most = 0 if form == FORMS[2] else model.MOST_OWN_ROWS
     with mock.patch.object(model, "MOST_OWN_ROWS", most):
@@ -167,16 +166,16 @@ def measured(name: str, rows: int, given: argparse.Namespace) -> list[Row]:
     predicted: dict[str, float] = {}
     found = recipes(layer, rows, given.most)
     cuda.start([share_tile(layer.program(), r.split) for r, _ in found])
-    for k, (recipe, us) in enumerate(found):
+    for k, (split, us) in enumerate(found):
         for form in FORMS if given.forms and k == 0 else FORMS[:1]:
-            if form == FORMS[2] and (not layer.norm or recipe.split.tile_rows > model.MOST_OWN_ROWS):
+            if form == FORMS[2] and (not layer.norm or split.tile_rows > model.MOST_OWN_ROWS):
                 continue
-            title = f"{recipe.split}{form}"
+            title = f"{split}{form}"
             try:
-                arms[title] = ours(data, recipe, form)
+                arms[title] = ours(data, split, form)
                 predicted[title] = us
             except TilestreamError as error:
-                print(f"  {name} {recipe.split}: {error}", flush=True)
+                print(f"  {name} {split}: {error}", flush=True)
     errors = {arm: checked(run, exact) for arm, run in arms.items()}
     limit = 2 * errors["eager"][0] + 1e-4
     for arm, (error, same) in errors.items():
@@ -213,8 +212,8 @@ def main() -> int:
     if given.dry_run:
         for name in names:
             for rows in given.rows:
-                for recipe, us in recipes(LAYERS[name], rows, given.most):
-                    print(f"{name}, {rows} rows: {recipe.split}: {us:.2f} us")
+                for split, us in recipes(LAYERS[name], rows, given.most):
+                    print(f"{name}, {rows} rows: {split}: {us:.2f} us")
         return 0
     torch.set_grad_enabled(False)
     made: list[Row] = []

@@ -13,6 +13,7 @@ from programs import chain
 from tilestream.cuda import driver
 from tilestream.cuda.launch import CompiledPipeline, addressable
 from tilestream.errors import DeviceError
+from tilestream.kernels.parts.tensor_maps import MatrixMap
 
 
 @dataclass
@@ -75,4 +76,4 @@ def test_a_single_row_that_is_a_column():
 @pytest.mark.parametrize("address, row_bytes, said", [(4096, 2, "apart: 2 = 16 x 0 "), (4104, 128, "byte 4104 = ")])
 def test_a_tensor_map_that_the_driver_would_refuse(address: int, row_bytes: int, said: str):
     with pytest.raises(DeviceError, match=said):
-        driver.tensor_map("bf16", address, 64, 1, row_bytes, 64)
+        driver.encoded(MatrixMap("bf16", address, 64, 1, row_bytes, 64))

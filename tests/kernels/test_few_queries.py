@@ -22,6 +22,7 @@ from tilestream.graph.rewrites.shared_keys import share_keys
 from tilestream.graph.rewrites.table import rewrite
 from tilestream.options import Options
 from tilestream.run import few_queries
+from tilestream.run.attention import replace_attention
 from tilestream.run.target import resolve
 
 gxx = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
@@ -126,6 +127,6 @@ def test_it_stands_where_queries_share_keys() -> None:
         (want,) = graph(*inputs)
         options, target = Options(attention=True, target="reference"), resolve(Options(target="reference"), inputs)
         assert target is not None and rewrite(graph, share_keys) == 1
-        assert few_queries.stream_attention(graph, options.with_(attention=False), target) == 0
-        assert few_queries.stream_attention(graph, options, target) == taken
+        assert replace_attention(graph, few_queries.STREAMED, options.with_(attention=False), target) == 0
+        assert replace_attention(graph, few_queries.STREAMED, options, target) == taken
         torch.testing.assert_close(graph(*inputs)[0], want)

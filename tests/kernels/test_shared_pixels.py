@@ -182,8 +182,8 @@ def test_many_rows_are_tiles_in_turns() -> None:
     where a row stream would leave SMs idle."""
 
     def split(program: Pipeline) -> set[tuple[int, int]]:
-        found = few_rows.recipes(program, 6272, get("h200"), Options())
-        return {(r.split.columns, r.split.groups) for r in found}
+        found = few_rows.best_splits(program, 6272, get("h200"), Options())
+        return {(s.columns, s.groups) for s in found}
 
     assert split(one(RESNET, 256, 256)) >= {(2, 1), (4, 1), (2, 2)}
     assert split(Layer(1024, (256,), act="relu").program()) >= {(2, 1), (4, 1)}

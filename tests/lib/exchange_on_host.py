@@ -15,8 +15,9 @@ from tilestream.cuda.host.build import (
     execute,
     run_file,
 )
-from tilestream.cuda.host.maps import tensor_map
+from tilestream.cuda.host.maps import encoded
 from tilestream.kernels.parts.params import LINE_BYTES
+from tilestream.kernels.parts.tensor_maps import MatrixMap
 from tilestream.kernels.product.shared_tile.model import PHASES
 
 
@@ -44,7 +45,7 @@ def exchange_on_host(
     flags = arena.add(b"\0" * (PHASES * ctas * LINE_BYTES))
     dump = arena.add(b"\0" * 64)
     columns, rows, row_bytes, box_rows, box_columns = map_sizes(e, ctas)
-    made = tensor_map("bf16", OF_FILE + between, columns, rows, row_bytes, box_rows, box_columns)
+    made = encoded(MatrixMap("bf16", OF_FILE + between, columns, rows, row_bytes, box_rows, box_columns))
     at = [OF_FILE + a for a in (source, out, between, flags, dump)]
     packed = params(e, made, at[0], at[1], at[2], at[3], at[4], int(options.flag_limit_s * 1e9), times)
     done, raw = run_file(arena, packed, lambda path: execute(program, path, e, (ctas, e.cluster), options, 1))

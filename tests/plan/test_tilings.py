@@ -31,7 +31,7 @@ def test_candidates_have_tiles_of_several_heights() -> None:
     """Two of the highest whatever is predicted, and no more than are timed."""
     for block in (SMALL, Ffn(3072, 768, 768)):
         for any_order in (False, True):
-            found = [r.split for r in few_rows.recipes(block.program(), 128, H200, Options(any_order=any_order))]
+            found = few_rows.best_splits(block.program(), 128, H200, Options(any_order=any_order))
             assert {s.tile_rows * s.row_tiles for s in found} == {128} and len(found) <= margins.SHARED
             assert (
                 len([s for s in found if s.row_tiles == 1]) >= margins.SHARED_EACH < len({s.tile_rows for s in found})
@@ -43,7 +43,7 @@ def test_candidates_have_fewer_groups_where_parts_of_the_middle_are_equal() -> N
 
     def groups(hid: int) -> set[int]:
         block = Ffn(hid, 768, 768, act="gelu", bias=True, residual=True)
-        found = [r.split for r in few_rows.recipes(block.program(), 128, H200, Options(cluster_middle=False))]
+        found = few_rows.best_splits(block.program(), 128, H200, Options(cluster_middle=False))
         assert len(found) <= margins.SHARED
         whole = [s for s in found if (s.tail, s.middle) == (Tail.PARTIALS, Middle.L2)]
         return {s.groups for s in whole if (s.columns, s.tile_rows) == (8, 64)}
@@ -53,8 +53,8 @@ def test_candidates_have_fewer_groups_where_parts_of_the_middle_are_equal() -> N
 
 def test_candidates_that_exchange_no_middle_have_small_first_layers_and_nothing_in_front() -> None:
     def made_by_each(block: Ffn, **options: object) -> set[int]:
-        found = few_rows.recipes(block.program(), 128, H200, Options().with_(**options))
-        return {r.split.tile_rows for r in found if r.split.middle is Middle.NONE}
+        found = few_rows.best_splits(block.program(), 128, H200, Options().with_(**options))
+        return {s.tile_rows for s in found if s.middle is Middle.NONE}
 
     heights = made_by_each(SMALL)  # the model tells high and short ones apart less well than others
     assert min(heights) <= 32 < max(heights)

@@ -17,6 +17,7 @@ from tilestream.options import Options
 from tilestream.plan import chooser
 from tilestream.plan.candidates import FALLBACK, Candidate
 from tilestream.run import library_attention, prepare, timing
+from tilestream.run.attention import replace_attention
 from tilestream.run.target import Target
 from tilestream.run.timer import Timer, Trial
 
@@ -48,7 +49,7 @@ def streamed(monkeypatch: pytest.MonkeyPatch, graph: fx.GraphModule, measure: An
     chooser.forget()
     monkeypatch.setattr(prepare, "measures", lambda *_: True)
     monkeypatch.setattr(Timer, "__call__", measure)
-    library_attention.choose_library(graph, options, TARGET)
+    replace_attention(graph, library_attention.FLASH_ATTENTION, options, TARGET)
     return [n.target for n in graph.graph.nodes if "attention" in str(n.target)]
 
 
@@ -97,7 +98,7 @@ def test_both_compute_the_same(causal: bool) -> None:
     kind = library_attention.Kind(*layouts, str(torch.bfloat16), causal, 0.125)
     target = Target("cuda", torch.device("cuda", 0), get("h200"))
     asked = chooser.alternative("flash attention", kind, target.hardware)
-    made = chooser.decide(asked, Timer(library_attention.trial(node, kind), target))
+    made = chooser.decide(asked, Timer(library_attention.trial(node, kind, target), target))
     assert all(c.measured_us for c in made.candidates)
 
 

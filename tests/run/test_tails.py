@@ -105,7 +105,7 @@ def test_a_device_without_clusters_has_splits_without(rows: int) -> None:
     alone = Program("alone", "bf16")
     alone.store(alone.linear(alone.load("x", 4096), 256, "relu"))
     for program in (head(), alone.build()):
-        splits = [recipe.split for recipe in few_rows.recipes(program, rows, a100, options)]
+        splits = few_rows.best_splits(program, rows, a100, options)
         assert all(s.tail is not Exchange.CLUSTER and s.middle is not Middle.DSM for s in splits)
     x = torch.empty(rows, 1024, dtype=torch.bfloat16, device="meta")
     with torch.no_grad():

@@ -19,6 +19,7 @@ from tilestream.cuda.cache import compiled
 from tilestream.devices import Device
 from tilestream.errors import DeviceError, VerifyError
 from tilestream.kernels.parts.params import LINE_BYTES
+from tilestream.kernels.parts.tensor_maps import MatrixMap
 from tilestream.kernels.product.shared_tile.model import PHASES
 from tilestream.kernels.stream.layout import SHARED_LIMIT
 
@@ -96,7 +97,7 @@ class Runner:
     def launch(self, times: int) -> None:
         e, base = self.e, self.between.data_ptr()
         columns, rows, row_bytes, box_rows, box_columns = map_sizes(e, self.ctas)
-        made = driver.tensor_map("bf16", base, columns, rows, row_bytes, box_rows, box_columns)
+        made = driver.encoded(MatrixMap("bf16", base, columns, rows, row_bytes, box_rows, box_columns))
         flags = self.flags.data_ptr()
         dump = flags + PHASES * self.ctas * LINE_BYTES
         packed = params(e, made, self.tiles.data_ptr(), self.out.data_ptr(), base, flags, dump, LIMIT_NS, times)

@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Any
 
 from tilestream.errors import DeviceError
-from tilestream.kernels.parts.tensor_maps import Maps
+from tilestream.kernels.parts.tensor_maps import MatrixMap, PixelMap
 
 PORTABLE_CLUSTER = 8  # a larger one must be asked for
 _TYPES = {
@@ -282,91 +282,61 @@ def free(address: int) -> None:
 
 
 @lru_cache(maxsize=4096)
-def tensor_map(
-    dtype: str, address: int, columns: int, rows: int, row_bytes: int, box_rows: int, box_columns: int = 0
-) -> bytes:
-    """A 2-D tensor map with boxes of ``box_rows`` x 128 bytes, 128-byte swizzle, zero fill outside.
-
-    Boxes of ``box_columns`` columns, where that is given, are swizzled only where they are 128 bytes wide.
-    ``address`` and ``row_bytes`` are multiples of 16. Cached: a module's weights keep their addresses.
+def encoded(m: MatrixMap | PixelMap) -> bytes:
+    """The bytes of a tensor map for kernels on a GPU. Cached: a module's weights keep their addresses.
 
     Raises:
-        DeviceError: they are not, or the driver refuses them.
+        DeviceError: an address or a distance of rows is no multiple of 16, or the driver refuses it.
     """
-    for what, size in (("it starts at byte", address), ("its rows are so many bytes apart:", row_bytes)):
-        if size % 16:
-            raise DeviceError(
-                f"tensor map of {rows} x {columns} {dtype}: {what} {size} = 16 x {size // 16} + {size % 16}, and bulk"
-                " copies start on multiples of 16",
-                "report it with the pipeline",
-            )
     d = _driver()
-    element = 4 if dtype in ("f32", "tf32") else 2
-    box_columns = box_columns or 128 // element
-    swizzles = d.CUtensorMapSwizzle
-    whole = box_columns * element == 128
-    encoded = check(
-        d.cuTensorMapEncodeTiled(
-            getattr(d.CUtensorMapDataType, _TYPES[dtype]),
-            2,
-            address,
-            [d.cuuint64_t(columns), d.cuuint64_t(rows)],
-            [d.cuuint64_t(row_bytes)],
-            [d.cuuint32_t(box_columns), d.cuuint32_t(box_rows)],
-            [d.cuuint32_t(1), d.cuuint32_t(1)],
-            d.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
-            swizzles.CU_TENSOR_MAP_SWIZZLE_128B if whole else swizzles.CU_TENSOR_MAP_SWIZZLE_NONE,
-            d.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-            d.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
-        ),
-        f"tensor map of {rows} x {columns} {dtype}",
+    element = 4 if m.dtype in ("f32", "tf32") else 2
+    type_, swizzles = getattr(d.CUtensorMapDataType, _TYPES[m.dtype]), d.CUtensorMapSwizzle
+    whole = (
+        d.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+        d.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
     )
-    return b"".join(int(word).to_bytes(8, "little") for word in encoded.opaque)
-
-
-@lru_cache(maxsize=4096)
-def pixel_map(
-    dtype: str,
-    address: int,
-    sizes: tuple[int, int, int, int],
-    begin: tuple[int, int],
-    end: tuple[int, int],
-    strides: tuple[int, int],
-    pixels: int,
-) -> bytes:
-    """A tensor map of pictures, channels last, in the im2col mode: boxes of ``pixels`` x 128 bytes, 128-byte swizzle.
-
-    Args:
-        sizes: channels, width, height, images. Pixels have a multiple of 16 bytes.
-        begin, end: (x, y) of the first output pixel beside a picture's first, and of the last beside its last: at most
-            127 away, -128 the other way. The last step's pixel is ``end``.
-        strides: (x, y) from one output pixel to the next, at most 8.
-    """
-    d = _driver()
-    element = 4 if dtype in ("f32", "tf32") else 2
-    channels, width, height, _ = sizes
-    bytes_of = [channels * element, channels * width * element, channels * width * height * element]
-    encoded = check(
-        d.cuTensorMapEncodeIm2col(
-            getattr(d.CUtensorMapDataType, _TYPES[dtype]),
+    apart = d.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE
+    swizzle = swizzles.CU_TENSOR_MAP_SWIZZLE_128B
+    if isinstance(m, PixelMap):
+        channels, width, height, _ = m.sizes
+        bytes_of = [channels * element, channels * width * element, channels * width * height * element]
+        made = d.cuTensorMapEncodeIm2col(
+            type_,
             4,
-            address,
-            [d.cuuint64_t(n) for n in sizes],
+            m.address,
+            [d.cuuint64_t(n) for n in m.sizes],
             [d.cuuint64_t(n) for n in bytes_of],
-            list(begin),
-            list(end),
+            list(m.begin),
+            list(m.end),
             d.cuuint32_t(128 // element),
-            d.cuuint32_t(pixels),
-            [d.cuuint32_t(n) for n in (1, *strides, 1)],
-            d.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
-            d.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
-            d.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-            d.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
-        ),
-        f"tensor map of pictures {sizes} {dtype}",
-    )
-    return b"".join(int(word).to_bytes(8, "little") for word in encoded.opaque)
-
-
-MAPS = Maps(tensor_map, pixel_map)
-"""What encodes tensor maps for kernels on a GPU."""
+            d.cuuint32_t(m.pixels),
+            [d.cuuint32_t(n) for n in (1, *m.strides, 1)],
+            apart,
+            swizzle,
+            *whole,
+        )
+        what = f"pictures {m.sizes} {m.dtype}"
+    else:
+        what = f"{m.rows} x {m.columns} {m.dtype}"
+        for said, size in (("it starts at byte", m.address), ("its rows are so many bytes apart:", m.row_bytes)):
+            if size % 16:
+                raise DeviceError(
+                    f"tensor map of {what}: {said} {size} = 16 x {size // 16} + {size % 16}, and bulk"
+                    " copies start on multiples of 16",
+                    "report it with the pipeline",
+                )
+        box_columns = m.box_columns or 128 // element
+        made = d.cuTensorMapEncodeTiled(
+            type_,
+            2,
+            m.address,
+            [d.cuuint64_t(m.columns), d.cuuint64_t(m.rows)],
+            [d.cuuint64_t(m.row_bytes)],
+            [d.cuuint32_t(box_columns), d.cuuint32_t(m.box_rows)],
+            [d.cuuint32_t(1), d.cuuint32_t(1)],
+            apart,
+            swizzle if box_columns * element == 128 else swizzles.CU_TENSOR_MAP_SWIZZLE_NONE,
+            *whole,
+        )
+    words = check(made, f"tensor map of {what}").opaque
+    return b"".join(int(word).to_bytes(8, "little") for word in words)

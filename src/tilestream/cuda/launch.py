@@ -70,7 +70,7 @@ class Launch:
         room = (0, 0) if written is None else (written.address, written.room)
         frame, kernels = self.frame, []
         for part in self.kernel.parts(rows):
-            argument = self.kernel.pack(self.source, Call(where, at, dump, part, driver.MAPS, TIMEOUT_NS, room))
+            argument = self.kernel.pack(self.source, Call(where, at, dump, part, driver.encoded, TIMEOUT_NS, room))
             grid = (self.kernel.grid(part.rows, self.sms), 1)
             kernels.append(self.function.prepare(grid, frame.threads, stream, argument, frame.together, self.dependent))
         return [*packing, *kernels]

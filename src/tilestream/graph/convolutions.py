@@ -66,7 +66,7 @@ def pair(found: object) -> tuple[int, int]:
 
 def why_not(node: fx.Node) -> str:
     """Why an ``aten.convolution`` is not taken as one of pixels; empty if it can be."""
-    x, weight = (value(a) if isinstance(a, fx.Node) else None for a in node.args[:2])
+    x, weight = (value(a) for a in node.args[:2])
     if x is None or weight is None or x.dim() != 4:
         return "a convolution over other than two dimensions"
     if argument(node, 6, "transposed", False) or argument(node, 8, "groups", 1) != 1:

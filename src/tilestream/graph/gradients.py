@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import fx
 
-from tilestream.graph.nodes import argument, aten, is_view, packet, value
+from tilestream.graph.nodes import aten, is_view, keeps_features, packet, sums_rows, value
 from tilestream.graph.provenance import source
-from tilestream.graph.sizes import expression, hint, same_size, settled
+from tilestream.graph.sizes import expression, hint, settled
 from tilestream.ir.dtypes import TORCH_DTYPES
 
 _DTYPES = {TORCH_DTYPES[name]: name for name in ("bf16", "f16")}
@@ -95,7 +95,8 @@ def _site(node: fx.Node, taken: set[fx.Node]) -> GradientSite | None:
     if not (isinstance(out, int) and isinstance(k, int) and out and k):
         return None
     same = aliases(gradient, _keeps_columns)
-    total = next((u for n in same for u in n.users if u not in taken and _sums_rows(u, dy)), None)
+    sums = (u for n in same for u in n.users if sums_rows(u) and u.meta["val"].dtype == dy.dtype)
+    total = next((u for u in sums if u not in taken), None)
     dtype = _DTYPES[dy.dtype]
     weight_dtype, bias_dtype = _wanted(node, dtype), dtype if total is None else _wanted(total, dtype)
     rows = hint(dy.shape[0])
@@ -140,19 +141,4 @@ def aliases(node: fx.Node, views: Callable[[fx.Node], bool] = is_view) -> list[f
 
 def _keeps_columns(node: fx.Node) -> bool:
     """Whether a node has the rows of what it views, under other leading dimensions."""
-    if packet(node) not in (aten.view, aten.reshape, aten._unsafe_view):
-        return False
-    before, after = value(node.all_input_nodes[0]), value(node)
-    if before is None or after is None or not before.dim() or not after.dim():
-        return False
-    return same_size(before.shape[-1], after.shape[-1])
-
-
-def _sums_rows(node: fx.Node, dy: torch.Tensor) -> bool:
-    """Whether a node sums over every dimension but the columns."""
-    made, dims = value(node), argument(node, 1, "dim")
-    if packet(node) is not aten.sum or made is None or made.dtype != dy.dtype or not isinstance(dims, list | tuple):
-        return False
-    summed = value(node.all_input_nodes[0])
-    rank = 0 if summed is None else summed.dim()
-    return rank > 1 and {d % rank for d in dims if isinstance(d, int)} == set(range(rank - 1))
+    return packet(node) in (aten.view, aten.reshape, aten._unsafe_view) and keeps_features(node)

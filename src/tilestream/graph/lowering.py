@@ -355,7 +355,7 @@ def dtype_of(node: object) -> str:
 
 
 def _tensor(node: object) -> torch.Tensor:
-    fake = value(node) if isinstance(node, fx.Node) else None
+    fake = value(node)
     if fake is None:
         raise Unsupported("an operand is not a tensor")
     if fake.layout != torch.strided:

@@ -46,9 +46,9 @@ class Unsupported(Exception):
         super().__init__(reason)
 
 
-def value(node: fx.Node) -> torch.Tensor | None:
-    """The fake tensor of a node; ``None`` for SymInts, tuples and nodes without one."""
-    fake = node.meta.get("val")
+def value(node: object) -> torch.Tensor | None:
+    """The fake tensor of a node; ``None`` for SymInts, tuples and nodes without one, and for what is no node."""
+    fake = node.meta.get("val") if isinstance(node, fx.Node) else None
     return fake if isinstance(fake, torch.Tensor) else None
 
 
@@ -78,6 +78,29 @@ def is_result(node: fx.Node) -> bool:
     return any(user.op == "output" or (is_view(user) and is_result(user)) for user in node.users)
 
 
+def keeps_features(view: fx.Node) -> bool:
+    """Whether a view shows the last dimension of what it views as its own last."""
+    before, after = value(view.args[0]), value(view)
+    if before is None or after is None or not before.dim() or not after.dim():
+        return False
+    return same_size(before.shape[-1], after.shape[-1])
+
+
+def sums_rows(node: fx.Node) -> bool:
+    """Whether ``node`` sums over all dimensions but the last."""
+    dims = argument(node, 1, "dim")
+    if packet(node) is not aten.sum or not isinstance(dims, list | tuple):
+        return False
+    summed = value(node.args[0])
+    rank = 0 if summed is None else summed.dim()
+    return rank > 1 and {d % rank for d in dims if isinstance(d, int)} == set(range(rank - 1))
+
+
+def first_alone(node: fx.Node) -> bool:
+    """Whether of several results only the first is used."""
+    return all(user.target is operator.getitem and user.args[1] == 0 for user in node.users)
+
+
 def is_slice(node: fx.Node) -> bool:
     """Whether ``node`` takes part of its operand's features, and nothing else."""
     if packet(node) not in (aten.slice, aten.select) or not isinstance(node.args[0], fx.Node):
@@ -97,7 +120,7 @@ def is_product(node: fx.Node) -> bool:
     if packet(node) not in MATMULS:
         return False
     x = node.args[1] if packet(node) is aten.addmm else node.args[0]
-    fake = value(x) if isinstance(x, fx.Node) else None
+    fake = value(x)
     return fake is not None and fake.dim() > 0 and not same_size(fake.shape[-1], 1)
 
 
@@ -159,7 +182,7 @@ def integer(node: fx.Node, position: int, key: str, default: int | None = None) 
 
 def last_dim(node: fx.Node, x: object, dim: object) -> None:
     """Raise unless ``dim`` (an int, or a list of one) is the feature dimension of ``x``."""
-    fake = value(x) if isinstance(x, fx.Node) else None
+    fake = value(x)
     if fake is None:
         raise Unsupported("an operand is not a tensor")
     dims = [dim] if isinstance(dim, int) else list(dim) if isinstance(dim, list | tuple) else []

@@ -416,7 +416,7 @@ def _borders(node: fx.Node, members: set[fx.Node], facts: Facts) -> bool:
 def _thin(node: fx.Node, members: set[fx.Node]) -> bool:
     """Whether the region uses less than half of what it would load to take this slice."""
     whole = node.args[0]
-    fake = value(whole) if isinstance(whole, fx.Node) else None
+    fake = value(whole)
     if fake is None or not isinstance(whole, fx.Node) or not isinstance(fake.shape[-1], int):
         return False
     if any(u in members and not is_slice(u) for u in whole.users):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import lru_cache, partial
 
 import torch
@@ -21,33 +20,10 @@ from tilestream.kernels.product.sharing import Middle
 from tilestream.kernels.product.written import with_column, written_out
 from tilestream.options import Options
 from tilestream.plan import margins
-from tilestream.plan.passes import merge_common_ops, remove_dead_ops
+from tilestream.plan.grid_recipe import GridRecipe
 from tilestream.plan.passes.share_tile import LONG, Allowed, Split, fewer_groups, share_tile, splits, tiles_for
-from tilestream.plan.passes.verified import Pass, verified
 
 STRATEGY = "shared"
-
-
-@dataclass(frozen=True)
-class SharedRecipe:
-    """How one candidate is made."""
-
-    split: Split
-    strategy: str = STRATEGY
-
-    @property
-    def detail(self) -> str:
-        return str(self.split)
-
-    def passes(self, device: Device, queue_depth: int | None = None) -> tuple[Pass, ...]:
-        """What turns a program into this candidate; the last one raises where it is not legal."""
-        del queue_depth  # there are no queues
-        return (
-            remove_dead_ops,
-            merge_common_ops,
-            partial(share_tile, split=self.split, device=device),
-            partial(verified, device=device),
-        )
 
 
 def in_any_order(options: Options) -> bool:
@@ -88,7 +64,17 @@ def same_bin(program: Pipeline, a: int, b: int) -> bool:
     return bin_of(program, a) == bin_of(program, b)
 
 
-def recipes(program: Pipeline, rows: int, device: Device, options: Options) -> list[SharedRecipe]:
+def recipes(program: Pipeline, rows: int, device: Device, options: Options) -> list[GridRecipe]:
+    """A candidate for each of ``best_splits``."""
+    return [recipe_of(split) for split in best_splits(program, rows, device, options)]
+
+
+def recipe_of(split: Split) -> GridRecipe:
+    """The candidate of a split."""
+    return GridRecipe(STRATEGY, str(split), partial(share_tile, split=split))
+
+
+def best_splits(program: Pipeline, rows: int, device: Device, options: Options) -> list[Split]:
     """The splits of ``program`` at ``rows`` rows that ``options.effort`` asks for; none if it is no block.
 
     ``model``: the best by prediction. ``measured``: the best ``margins.SHARED``, some of every kind and of the highest
@@ -120,7 +106,7 @@ def recipes(program: Pipeline, rows: int, device: Device, options: Options) -> l
             needed = {*kinds[0][:each], *(some[0] for some in kinds if some)}
             kept = _with_fewer_groups(program, block, sorted(kept, key=ranked.index), needed, rows, device)
         ranked = _ranked(program, kept, rows, device)
-    return [SharedRecipe(split) for split in ranked]
+    return ranked
 
 
 def why_none(program: Pipeline, rows: int, device: Device) -> str:

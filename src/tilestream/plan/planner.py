@@ -28,6 +28,7 @@ from tilestream.plan.candidates import (
 from tilestream.plan.chooser import Measure, Question, Time, decide
 from tilestream.plan.cost import predict, product_bound_us
 from tilestream.plan.finalists import Shown, simulated
+from tilestream.plan.grid_recipe import GridRecipe
 from tilestream.plan.made import made_of, once
 from tilestream.plan.passes import merge_common_ops, relu_in_product, remove_dead_ops, split_bulk
 from tilestream.plan.passes.verified import apply
@@ -185,7 +186,7 @@ def shortlist(
         limit = margins.HOPELESS_SHARED if c.strategy == few_rows.STRATEGY else margins.HOPELESS
         return prediction_of(c) > limit * prediction_of(legal[0])
 
-    dealt_us = min((prediction_of(c) for c in others if c.detail == many_rows.TiledRecipe.detail), default=math.inf)
+    dealt_us = min((prediction_of(c) for c in others if c.detail == many_rows.TILED.detail), default=math.inf)
 
     def beaten(c: Candidate) -> bool:
         if c.detail.startswith(IN_PLACE):
@@ -214,7 +215,7 @@ def likely_against(candidates: Sequence[Candidate], bound_us: float) -> bool:
 
 
 def _candidate(
-    recipe: Recipe | many_rows.TiledRecipe | few_rows.SharedRecipe,
+    recipe: Recipe | GridRecipe,
     make: Callable[[], Pipeline],
     rows: int,
     device: Device,

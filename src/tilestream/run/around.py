@@ -12,11 +12,11 @@ from tilestream.graph.rewrites.table import When, rewrite
 from tilestream.options import Options
 from tilestream.plan.messages import sorted_sums
 from tilestream.run import device_ops
-from tilestream.run.attention import runs_here
+from tilestream.run.attention import replace_attention, runs_here
 from tilestream.run.early_launches import start_early
 from tilestream.run.epilogues import tunes
-from tilestream.run.few_queries import stream_attention
-from tilestream.run.library_attention import choose_library
+from tilestream.run.few_queries import STREAMED
+from tilestream.run.library_attention import FLASH_ATTENTION
 from tilestream.run.target import Target
 
 
@@ -35,6 +35,6 @@ def rewrite_around(
     device_ops.begin(graph.graph)
     if inference:
         rewrite(graph, When.AROUND_INFERENCE, settings)
-        stream_attention(graph, options, target)
-        choose_library(graph, options, target)
+        replace_attention(graph, STREAMED, options, target)
+        replace_attention(graph, FLASH_ATTENTION, options, target)
         start_early(graph, options)

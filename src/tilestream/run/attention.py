@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import fx
@@ -15,8 +16,11 @@ from tilestream.graph.real import real
 from tilestream.graph.rewrites.shared_keys import is_attention
 from tilestream.graph.settled import settle
 from tilestream.options import Options
-from tilestream.plan.candidates import Plan
+from tilestream.plan.chooser import alternative, choose
+from tilestream.run import prepare
 from tilestream.run.made_up import random_tensor
+from tilestream.run.target import Target
+from tilestream.run.timer import Timer, Trial
 
 log = logging.getLogger(__name__)
 K = TypeVar("K")
@@ -44,31 +48,50 @@ def runs_here(called: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bo
     return _ran[key]
 
 
-def replace_attention(
-    graph: fx.GraphModule,
-    kind_of: Callable[[fx.Node], K | None],
-    choice: Callable[[fx.Node, K], Plan],
-    replace: Callable[[fx.Node], bool],
-    options: Options,
-    else_: str,
-) -> int:
-    """Replace every attention of a kind that has another kernel, where that wins; how many were.
+@dataclass(frozen=True)
+class Alternative(Generic[K]):
+    """Another kernel for a library's attention.
 
     Args:
-        kind_of: what an attention is; None where the other kernel cannot do it.
-        replace: whether it could.
-        else_: what becomes of an attention instead, for the announcement of an exception of ours.
+        name: of the choice.
+        instead: what becomes of an attention for which there is an exception of ours, for its announcement.
+        kind_of: what decides how long an attention takes; None where the kernel cannot do it.
+        trial: both ways on random values.
+        replace: puts it in the place of an attention; whether it could.
+        on_reference: whether the reference machine, which was asked for, takes it untimed.
+    """
+
+    name: str
+    instead: str
+    kind_of: Callable[[fx.Node], K | None]
+    trial: Callable[[fx.Node, K, Target], Trial]
+    replace: Callable[[fx.Node], bool]
+    on_reference: bool = False
+
+
+def replace_attention(graph: fx.GraphModule, by: Alternative[K], options: Options, target: Target) -> int:
+    """Put ``by`` in the place of every attention where it wins; how many were.
+
+    An exception of ours costs the attention, and is announced.
+
+    Args:
+        graph: functional ATen of an inference graph, with fake tensors of every node in its meta; changed in place.
 
     Raises:
         TilestreamError: with ``fallback=False``.
     """
+    forced = by.on_reference and target.kind == "reference"
+    if not options.attention or not (prepare.measures(options, target) or forced):
+        return 0
     made = 0
     for node in [n for n in graph.graph.nodes if is_attention(n)]:
-        kind = kind_of(node)
+        kind = by.kind_of(node)
         if kind is None:
             continue
-        with announced(else_, options.fallback):
-            made += choice(node, kind).wins and replace(node)
+        with announced(by.instead, options.fallback), prepare.kernels_kept(options, target):
+            asked = alternative(by.name, kind, target.hardware, forced=forced)
+            timer = None if forced else Timer(by.trial(node, kind, target), target)
+            made += choose(asked, options, timer).wins and by.replace(node)
     if made:
         settle(graph)
     return made

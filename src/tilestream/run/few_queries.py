@@ -12,13 +12,10 @@ from torch import Tensor, fx
 from tilestream.graph.nodes import value
 from tilestream.graph.rewrites.insert import call
 from tilestream.graph.rewrites.shared_keys import MASKS, given_to, take_over
-from tilestream.options import Options
-from tilestream.plan.candidates import FALLBACK, Candidate, Plan
-from tilestream.plan.chooser import alternative, choose
-from tilestream.run import prepare
-from tilestream.run.attention import replace_attention
+from tilestream.plan.candidates import FALLBACK, Candidate
+from tilestream.run.attention import Alternative
 from tilestream.run.target import Target
-from tilestream.run.timer import Timer, Trial
+from tilestream.run.timer import Trial
 
 aten = torch.ops.aten
 
@@ -61,29 +58,6 @@ class Kind:
     mask: int
 
 
-def stream_attention(graph: fx.GraphModule, options: Options, target: Target) -> int:
-    """Put our kernel in the place of every attention of few queries that it wins; how many were.
-
-    An exception of ours costs the attention, and is announced.
-
-    Args:
-        graph: functional ATen behind ``share_keys``, with fake tensors of every node in its meta.
-
-    Raises:
-        TilestreamError: with ``fallback=False``.
-    """
-    if not options.attention or not (prepare.measures(options, target) or target.kind == "reference"):
-        return 0
-
-    def choice(node: fx.Node, kind: Kind) -> Plan:
-        forced = target.kind == "reference"
-        asked = alternative("attention of few queries", kind, target.hardware, forced=forced)
-        with prepare.kernels_kept(options, target):
-            return choose(asked, options, None if forced else Timer(trial(kind, node.target, target), target))
-
-    return replace_attention(graph, kind_of, choice, _replace, options, "attention goes to the library")
-
-
 def kind_of(node: fx.Node) -> Kind | None:
     """What an attention is, if it is one of few queries: one head, all that its kernel needs; else None."""
     from tilestream.cuda.few_queries import FEATURES, MOST_QUERIES
@@ -118,7 +92,7 @@ def _is_alike(mask: Tensor) -> bool:
     return mask.dim() == 4 and (mask.shape[2] == 1 or mask.stride(2) == 0)
 
 
-def trial(kind: Kind, library: Any, target: Target) -> Trial:
+def trial(node: fx.Node, kind: Kind, target: Target) -> Trial:
     """Ours and the library's on random tensors."""
     scale = kind.features**-0.5
 
@@ -135,7 +109,7 @@ def trial(kind: Kind, library: Any, target: Target) -> Trial:
             return lambda: [FEW_QUERIES(query, key, value, mask, scale)]
         if mask is not None:
             mask = mask[0, 0] if kind.mask == 2 else mask.expand(kind.heads, 1, kind.queries, kind.positions)
-        return _library_call(library, query, key, value, mask)
+        return _library_call(node.target, query, key, value, mask)
 
     return Trial("attention", make, call, lambda *values: [_eager(*values, scale=scale)])
 
@@ -164,3 +138,9 @@ def _replace(node: fx.Node) -> bool:
         made = call(node, FEW_QUERIES, query, given["key"], given["value"], mask, scale)
     take_over(node, made)
     return True
+
+
+STREAMED = Alternative(
+    "attention of few queries", "attention goes to the library", kind_of, trial, _replace, on_reference=True
+)
+"""Our kernel, in graphs behind ``share_keys``."""

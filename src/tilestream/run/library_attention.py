@@ -17,14 +17,11 @@ from torch import Tensor, fx
 from tilestream.graph.nodes import value
 from tilestream.graph.rewrites.insert import call
 from tilestream.graph.rewrites.shared_keys import MASKS, given_to, take_over
-from tilestream.options import Options
-from tilestream.plan.candidates import FALLBACK, Candidate, Plan
-from tilestream.plan.chooser import alternative, choose
-from tilestream.run import prepare
-from tilestream.run.attention import replace_attention
+from tilestream.plan.candidates import FALLBACK, Candidate
+from tilestream.run.attention import Alternative
 from tilestream.run.made_up import random_tensor
 from tilestream.run.target import Target
-from tilestream.run.timer import Timer, Trial
+from tilestream.run.timer import Trial
 
 aten = torch.ops.aten
 CUDNN = aten._scaled_dot_product_cudnn_attention.default
@@ -50,27 +47,6 @@ class Kind:
     scale: float
 
 
-def choose_library(graph: fx.GraphModule, options: Options, target: Target) -> int:
-    """Put flash attention in the place of cuDNN's wherever it is faster; how many were.
-
-    An exception of ours costs the choice, and is announced.
-
-    Args:
-        graph: functional ATen of an inference graph, with fake tensors of every node in its meta; changed in place.
-
-    Raises:
-        TilestreamError: with ``fallback=False``.
-    """
-    if not options.attention or not prepare.measures(options, target):
-        return 0
-
-    def choice(node: fx.Node, kind: Kind) -> Plan:
-        asked = alternative("flash attention", kind, target.hardware)
-        return choose(asked, options, Timer(trial(node, kind), target))
-
-    return replace_attention(graph, kind_of, choice, _replace, options, "attention stays cuDNN's")
-
-
 def kind_of(node: fx.Node) -> Kind | None:
     """What an attention is, if flash attention may do it; else None."""
     if node.target is not CUDNN:
@@ -92,7 +68,7 @@ def kind_of(node: fx.Node) -> Kind | None:
     return Kind(*layouts, str(fakes[0].dtype), bool(given.get("is_causal")), scale)  # pyright: ignore
 
 
-def trial(node: fx.Node, kind: Kind) -> Trial:
+def trial(node: fx.Node, kind: Kind, target: Target) -> Trial:
     """Flash attention and cuDNN's on random tensors like those of a node."""
 
     def make() -> list[Tensor]:
@@ -125,3 +101,7 @@ def _replace(node: fx.Node) -> bool:
         return False
     take_over(node, result)
     return True
+
+
+FLASH_ATTENTION = Alternative("flash attention", "attention stays cuDNN's", kind_of, trial, _replace)
+"""In the place of cuDNN's, wherever it is faster."""

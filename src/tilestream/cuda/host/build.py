@@ -22,7 +22,7 @@ import torch
 from tilestream.cuda import stamps
 from tilestream.cuda.compile import Source
 from tilestream.cuda.diagnose import Record
-from tilestream.cuda.host.maps import MAPS
+from tilestream.cuda.host.maps import encoded
 from tilestream.cuda.stamps import LaunchLog
 from tilestream.errors import CompileError, TilestreamError
 from tilestream.ir.dtypes import TORCH_DTYPES
@@ -175,7 +175,13 @@ def _run(
     room = stamps.capacity(source, rows, grid) if source.stamped else 0
     written = arena.add(b"\0" * stamps.buffer_bytes(grid, room)) if source.stamped else 0
     call = Call(
-        where, at, OF_FILE + dump, Part(0, rows, rows), MAPS, int(options.flag_limit_s * 1e9), (OF_FILE + written, room)
+        where,
+        at,
+        OF_FILE + dump,
+        Part(0, rows, rows),
+        encoded,
+        int(options.flag_limit_s * 1e9),
+        (OF_FILE + written, room),
     )
     done, raw = run_file(arena, kernel.pack(source, call), _runner(kernel, source, grid, options))
     if frame.words:

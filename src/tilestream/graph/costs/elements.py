@@ -61,7 +61,7 @@ class _Counted:
         return float(node) if isinstance(node, bool | int | float) else self.tile(node)
 
     def tile(self, node: object, frame: None = None, /) -> Tile:
-        fake = value(node) if isinstance(node, fx.Node) else None
+        fake = value(node)
         return _some(DTYPES.get(fake.dtype, "f32") if fake is not None else "f32")
 
     def unary(self, kind: str, x: Tile, dtype: str, /, **attrs: float | int | str) -> Tile:

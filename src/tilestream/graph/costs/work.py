@@ -52,7 +52,7 @@ def gemm(node: fx.Node) -> tuple[int, int, int, int]:
     kind = packet(node)
     assert kind in GEMMS
     first, second = factors(node)
-    a, b, out = (value(n) if isinstance(n, fx.Node) else None for n in (first, second, node))
+    a, b, out = (value(n) for n in (first, second, node))
     assert a is not None and b is not None and out is not None
     if kind in (aten.bmm, aten.baddbmm):
         return hint(a.shape[0]), hint(a.shape[1]), hint(b.shape[2]), hint(a.shape[2])
@@ -79,7 +79,7 @@ def layout(node: fx.Node) -> str:
 
 
 def _transposed(operand: object) -> bool:
-    like = value(operand) if isinstance(operand, fx.Node) else None
+    like = value(operand)
     return like is not None and like.dim() >= 2 and hint(like.stride(-2)) == 1 and hint(like.shape[-1]) > 1
 
 

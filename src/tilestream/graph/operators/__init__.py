@@ -11,7 +11,7 @@ from torch import fx
 
 from tilestream.graph import convolutions
 from tilestream.graph.lowering import Emitter, Value, dtype_of
-from tilestream.graph.nodes import GATHERS, MATMULS, Unsupported, is_slice, packet, value
+from tilestream.graph.nodes import GATHERS, MATMULS, Unsupported, is_slice, keeps_features, packet
 from tilestream.graph.operators.backward import (
     elu_backward,
     gelu_backward,
@@ -69,7 +69,6 @@ from tilestream.graph.operators.gathers import gather
 from tilestream.graph.operators.linear import linear, put_off
 from tilestream.graph.operators.reasons import reason
 from tilestream.graph.operators.writes import Writes
-from tilestream.graph.sizes import same_size
 from tilestream.ir.pipeline import Tile
 
 aten = torch.ops.aten
@@ -117,10 +116,7 @@ def only_sliced(node: fx.Node, members: frozenset[fx.Node] | None) -> bool:
 
 def _slices(user: fx.Node, members: frozenset[fx.Node] | None) -> bool:
     if packet(user) in (aten.view, aten._unsafe_view):
-        before, after = user.args[0], value(user)
-        fake = value(before) if isinstance(before, fx.Node) else None
-        keeps = fake is not None and after is not None and same_size(fake.shape[-1], after.shape[-1])
-        return keeps and only_sliced(user, members)
+        return keeps_features(user) and only_sliced(user, members)
     return is_slice(user)
 
 

@@ -18,7 +18,7 @@ def convolution(e: Emitter, node: fx.Node) -> Tile:
         Unsupported: a size is not known.
     """
     x, weight, bias = node.args[:3]
-    picture, kernel = (value(n) if isinstance(n, fx.Node) else None for n in (x, weight))
+    picture, kernel = (value(n) for n in (x, weight))
     if picture is None or kernel is None or not isinstance(x, fx.Node):
         raise Unsupported("an operand is not a tensor")
     outs, channels = kernel.shape[:2]

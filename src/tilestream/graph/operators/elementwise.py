@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-import operator
 
 import torch
 from torch import fx
 
 from tilestream.graph.lowering import Emitter, dtype_of
-from tilestream.graph.nodes import Unsupported, argument, number, packet, value
+from tilestream.graph.nodes import Unsupported, argument, first_alone, number, packet, value
 from tilestream.graph.operators.writes import Writes
 from tilestream.graph.sizes import product, same_size
 from tilestream.ir.dtypes import DTYPES
@@ -50,7 +49,7 @@ def softplus(e: Writes, node: fx.Node) -> Tile:
 
 def cast(e: Emitter, node: fx.Node) -> Tile:
     x = node.args[0]
-    source, result = value(x) if isinstance(x, fx.Node) else None, value(node)
+    source, result = value(x), value(node)
     if source is None or result is None or source.device != result.device:
         raise Unsupported("copies between devices")
     return identity(e, node) if source.dtype == result.dtype else unary(e, node, "cast")
@@ -59,7 +58,7 @@ def cast(e: Emitter, node: fx.Node) -> Tile:
 def identity(e: Emitter, node: fx.Node) -> Tile:
     """Another shape of the same elements in the same order: no operation at all."""
     x = node.args[0]
-    tile, before, fake = e.whole(x), value(x) if isinstance(x, fx.Node) else None, value(node)
+    tile, before, fake = e.whole(x), value(x), value(node)
     assert fake is not None and before is not None
     if product(fake.shape) != product(before.shape):
         raise Unsupported("repeats rows or features")
@@ -84,7 +83,7 @@ def _keeps_rows(before: torch.Tensor, result: torch.Tensor) -> bool:
 def permute(e: Emitter, node: fx.Node) -> Tile:
     """A permutation that moves only dimensions of size 1 keeps the order of the elements: a view like any other."""
     x = node.args[0]
-    before = value(x) if isinstance(x, fx.Node) else None
+    before = value(x)
     if before is None:
         raise Unsupported("an operand is not a tensor")
     dims = list(range(before.dim()))
@@ -117,14 +116,19 @@ def _scaled(e: Writes, tile: Tile, factor: float) -> Tile:
     return tile if factor == 1.0 else e.binary("mul", tile, factor, "f32")
 
 
+def only_first(node: fx.Node) -> None:
+    """Raise unless of several results only the first is used."""
+    if not first_alone(node):
+        raise Unsupported("its statistics are used too")
+
+
 def batch_norm(e: Emitter, node: fx.Node) -> Tile:
     """BatchNorm with running statistics on ``[rows, features]``: vectors only."""
     x, scale, shift, mean, variance = node.args[:5]
-    fake = value(x) if isinstance(x, fx.Node) else None
+    fake = value(x)
     if fake is None or fake.dim() != 2:
         raise Unsupported("its channels are not the last dimension")
-    if any(u.target is not operator.getitem or u.args[1] != 0 for u in node.users):
-        raise Unsupported("its statistics are used too")
+    only_first(node)
     frame = e.natural(x)
     vector = ("vector", frame.features)
     rstd = e.parameter(variance, (vector, ("rstd", number(node, 6, "eps", 1e-5))), (frame.features,), "f32")

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import operator
-
 import torch
 from torch import fx
 
 from tilestream.graph.lowering import Emitter, dtype_of
 from tilestream.graph.nodes import Unsupported, argument, integer, is_slice, last_dim, number, packet, value
-from tilestream.graph.operators.elementwise import identity
+from tilestream.graph.operators.elementwise import identity, only_first
 from tilestream.graph.operators.linear import linear
 from tilestream.graph.rewrites.maxima import is_of_groups
 from tilestream.graph.sizes import same_size
@@ -103,7 +101,7 @@ def part(e: Emitter, node: fx.Node, x: object, start: int, stop: int) -> Tile:
 
 def slice_(e: Emitter, node: fx.Node) -> Tile:
     x = node.args[0]
-    fake, result = value(x) if isinstance(x, fx.Node) else None, value(node)
+    fake, result = value(x), value(node)
     assert fake is not None and result is not None
     dim = integer(node, 1, "dim", 0)
     if not is_slice(node):
@@ -141,19 +139,14 @@ def getitem(e: Emitter, node: fx.Node) -> Tile:
 # -- norms --------------------------------------------------------------------------------------
 
 
-def _only_first(node: fx.Node) -> None:
-    if any(u.target is not operator.getitem or u.args[1] != 0 for u in node.users):
-        raise Unsupported("its statistics are used too")
-
-
 def layer_norm(e: Emitter, node: fx.Node) -> Tile:
-    _only_first(node)
+    only_first(node)
     return _norm(e, node, "layer_norm", node.args[2:4])
 
 
 def rms_norm(e: Emitter, node: fx.Node) -> Tile:
     if packet(node) is aten._fused_rms_norm:
-        _only_first(node)
+        only_first(node)
     return _norm(e, node, "rms_norm", (argument(node, 2, "weight"),))
 
 
@@ -175,7 +168,7 @@ def _norm(e: Emitter, node: fx.Node, kind: str, affine: tuple[object, ...]) -> T
 
 
 def log_sigmoid(e: Emitter, node: fx.Node) -> Tile:
-    _only_first(node)
+    only_first(node)
     x = e.tile(node.args[0])
     soft = e.unary("softplus", e.unary("neg", x, x.dtype), "f32", beta=1.0, threshold=20.0)
     return e.unary("neg", soft, x.dtype)

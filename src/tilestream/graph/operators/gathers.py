@@ -47,7 +47,7 @@ def table_and_index(node: fx.Node) -> tuple[fx.Node, fx.Node]:
     table: object = node.args[0]
     index: object = argument(node, 1, "indices")
     if packet(node) is aten.index_select:
-        fake = value(table) if isinstance(table, fx.Node) else None
+        fake = value(table)
         if fake is None or integer(node, 1, "dim") % max(1, fake.dim()):
             raise Unsupported("gathers along another dimension than rows")
         index = argument(node, 2, "index")

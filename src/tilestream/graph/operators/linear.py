@@ -127,7 +127,7 @@ def put_off(e: Emitter, node: fx.Node) -> Tile:
 
 def _bias(e: Emitter, bias: object, frame: Frame, outs: int) -> fx.Node | Tile | str:
     """A vector that the linear adds itself (its node), or an operand added after it."""
-    fake = value(bias) if isinstance(bias, fx.Node) else None
+    fake = value(bias)
     if isinstance(bias, fx.Node) and fake is not None and product(fake.shape) == outs:
         if fake.dim() == 1 or (fake.dim() == 2 and fake.shape[0] == 1 and bias not in e.known):
             return bias

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from torch import fx
 
-from tilestream.graph.nodes import argument, aten, is_result, packet, value
+from tilestream.graph.nodes import argument, aten, is_result, keeps_features, packet, value
 from tilestream.graph.rewrites.insert import call
 from tilestream.graph.rewrites.settings import Settings
-from tilestream.graph.sizes import hint, same_size, settled
+from tilestream.graph.sizes import hint, settled
 
 
 def split_joined(graph: fx.Graph, settings: Settings) -> int:
@@ -36,12 +36,7 @@ def split_joined(graph: fx.Graph, settings: Settings) -> int:
 def _parts(node: fx.Node) -> tuple[fx.Node, ...]:
     """What rows were joined of, where a matrix is rows that were joined along their features."""
     if packet(node) in (aten.view, aten.reshape, aten._unsafe_view) and isinstance(node.args[0], fx.Node):
-        before, after = value(node.args[0]), value(node)
-        if before is None or after is None or not before.dim() or not after.dim():
-            return ()
-        if not same_size(before.shape[-1], after.shape[-1]):
-            return ()
-        return _parts(node.args[0])
+        return _parts(node.args[0]) if keeps_features(node) else ()
     made = value(node)
     if packet(node) is not aten.cat or made is None:
         return ()

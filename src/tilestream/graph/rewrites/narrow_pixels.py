@@ -60,7 +60,7 @@ def narrow(node: fx.Node) -> Narrow | None:
     """What ``node`` is, if it is a convolution of few channels whose result has its channels last."""
     if packet(node) is not aten.convolution:
         return None
-    x, weight = (value(a) if isinstance(a, fx.Node) else None for a in node.args[:2])
+    x, weight = (value(a) for a in node.args[:2])
     made, taken = value(node), node.args
     if x is None or weight is None or made is None or x.dim() != 4 or x.dtype not in DTYPES:
         return None

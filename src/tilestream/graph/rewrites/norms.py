@@ -90,7 +90,7 @@ def value_of(node: fx.Node) -> torch.Tensor:
 def _rows(node: fx.Node) -> bool:
     """Whether a norm's derivative is of rows that a region could hold."""
     gradient, x, shape = node.args[:3]
-    fakes = [value(n) if isinstance(n, fx.Node) else None for n in (gradient, x)]
+    fakes = [value(n) for n in (gradient, x)]
     if any(f is None or f.dtype not in DTYPES or f.dim() < 2 for f in fakes) or not isinstance(shape, list | tuple):
         return False
     features = settled(fakes[1].shape[-1])  # pyright: ignore[reportOptionalMemberAccess]

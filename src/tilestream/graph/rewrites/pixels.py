@@ -7,7 +7,6 @@ rows of channels, under views that cost nothing. ``from_pixels`` undoes it for c
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,7 +14,7 @@ import torch
 from torch import fx
 
 from tilestream.graph.convolutions import FIRST, LAST, convolution, is_convolution, pair, why_not
-from tilestream.graph.nodes import argument, aten, packet, value
+from tilestream.graph.nodes import argument, aten, first_alone, packet, value
 from tilestream.graph.operators import ELEMENTWISE
 from tilestream.graph.rewrites.insert import call
 from tilestream.graph.rewrites.narrow_pixels import narrow, side_by_side
@@ -165,7 +164,7 @@ def _joined(kinds: list[list[Any]], made: Callable[..., fx.Node]) -> list[fx.Nod
 
 def _batch_norm(node: fx.Node, pixels: dict[fx.Node, fx.Node], folded: tuple[fx.Node, fx.Node]) -> None:
     """With running statistics: a scale and a shift, where only its first result is used."""
-    if any(u.target is not operator.getitem or u.args[1] != 0 for u in node.users):
+    if not first_alone(node):
         return
     source, (scale, shift) = node.args[0], folded
     assert isinstance(source, fx.Node)

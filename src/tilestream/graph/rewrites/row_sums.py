@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from tilestream.graph.gradients import aliases
-from tilestream.graph.nodes import MATMULS, aten, is_view, packet, value
+from tilestream.graph.nodes import MATMULS, aten, is_view, packet, sums_rows, value
 from tilestream.graph.operators import ELEMENTWISE
 from tilestream.graph.rewrites.settings import APART, Settings
 from tilestream.graph.sizes import same_size
@@ -25,7 +25,7 @@ def copy_sums_operands(graph: fx.Graph, _: Settings) -> int:
     """Give every sum over rows its own copy of the wide arithmetic before it, which is in no region."""
     made = 0
     for node in list(graph.nodes):
-        if not _sums_rows(node) or not isinstance(node.args[0], fx.Node):
+        if not sums_rows(node) or not isinstance(node.args[0], fx.Node):
             continue
         chain = _chain(node.args[0])
         if not chain or sum(not is_view(n) for n in chain) > _MOST:
@@ -38,15 +38,6 @@ def copy_sums_operands(graph: fx.Graph, _: Settings) -> int:
         node.replace_input_with(node.args[0], copies[node.args[0]])
         made += 1
     return made
-
-
-def _sums_rows(node: fx.Node) -> bool:
-    """Whether a node sums over all dimensions but the last."""
-    if packet(node) is not aten.sum or len(node.args) < 2 or not isinstance(node.args[1], list | tuple):
-        return False
-    before = value(node.all_input_nodes[0])
-    dims = [d for d in node.args[1] if isinstance(d, int)]
-    return before is not None and before.dim() > 1 and {d % before.dim() for d in dims} == set(range(before.dim() - 1))
 
 
 def _chain(last: fx.Node) -> list[fx.Node]:

@@ -14,6 +14,7 @@ from tilestream.kernels.gradients.model import Schedule, builds, is_chain, is_gr
 from tilestream.kernels.kernel import Footprint, Frame, Kernel, halves
 from tilestream.kernels.parts.params import LINE_BYTES, MAP_BYTES
 from tilestream.kernels.parts.source import Call, KernelSource, Space
+from tilestream.kernels.parts.tensor_maps import MatrixMap
 
 WORDS = 6
 """64-bit words of ``struct Dump`` (roles.cuh), of which a launch without queues writes no flags."""
@@ -75,7 +76,7 @@ class GradientKernel(Kernel):
             height = tensor.shape[0] if tensor.role is Role.PARAMETER else rows
             # The kernel reads nothing where there are no rows, and there is no tensor map of none.
             sizes = (tensor.features, height, stride * DTYPE_BYTES[tensor.dtype], TILE_ROWS)
-            maps.append(call.maps.matrix(tensor.dtype, address, *sizes) if rows else bytes(MAP_BYTES))
+            maps.append(call.encode(MatrixMap(tensor.dtype, address, *sizes)) if rows else bytes(MAP_BYTES))
         written = [where[name] for name in pointers]
         return source.params.pack(
             maps=maps or [bytes(MAP_BYTES)], pointers=[w.address for w in written],

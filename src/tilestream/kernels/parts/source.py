@@ -10,7 +10,7 @@ from typing import Any
 
 from tilestream.ir.pipeline import Pipeline
 from tilestream.kernels.parts.params import LINE_BYTES, TIMEOUT_NS, Struct, Where
-from tilestream.kernels.parts.tensor_maps import Maps
+from tilestream.kernels.parts.tensor_maps import Encode
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Call:
     at: Mapping[str, int]
     dump: int
     part: Part
-    maps: Maps
+    encode: Encode
     timeout_ns: int = TIMEOUT_NS
     stamps: tuple[int, int] = (0, 0)
 

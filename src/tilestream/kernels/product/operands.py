@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from tilestream.ir.pipeline import DTYPE_BYTES, Pipeline
 from tilestream.kernels.parts.source import Call
+from tilestream.kernels.parts.tensor_maps import MatrixMap
 from tilestream.kernels.product.block import Block
 
 
@@ -26,7 +27,7 @@ class Operands:
     def matrix(self, name: str, columns: int, box_rows: int) -> bytes:
         """The map of the part's rows of a tensor."""
         (address, _, pitch), dtype = self.rows(name), self.pipeline.tensor(name).dtype
-        return self.call.maps.matrix(dtype, address, columns, self.call.part.rows, pitch, box_rows)
+        return self.call.encode(MatrixMap(dtype, address, columns, self.call.part.rows, pitch, box_rows))
 
     def weights(self, b: Block, first_rows: int, last_rows: Sequence[int]) -> dict[str, list[bytes]]:
         """Maps of the products' weights, of which copies have so many rows."""
@@ -34,7 +35,8 @@ class Operands:
 
         def weight(name: str, columns: int, rows: int, box_rows: int) -> bytes:
             address, stride, _ = self.call.where[name]
-            return self.call.maps.matrix(b.dtype, address, columns, rows, stride * DTYPE_BYTES[b.dtype], box_rows)
+            row_bytes = stride * DTYPE_BYTES[b.dtype]
+            return self.call.encode(MatrixMap(b.dtype, address, columns, rows, row_bytes, box_rows))
 
         firsts = [weight(f.weight, k, self.pipeline.tensor(f.weight).shape[0], first_rows) for f in b.firsts]
         lasts = [weight(x.weight, hid, x.columns, n) for x, n in zip(b.lasts, last_rows, strict=True)]

@@ -8,6 +8,7 @@ from tilestream.errors import InputError
 from tilestream.ir.pipeline import DTYPE_BYTES, TILE_ROWS, Pipeline
 from tilestream.kernels.parts.params import MAP_BYTES, Where, at_least_one
 from tilestream.kernels.parts.source import Call, KernelSource
+from tilestream.kernels.parts.tensor_maps import MatrixMap, PixelMap
 from tilestream.kernels.stream.tables import INDEX, TABLE, MapSpec, Tables
 
 MOST_ROWS = 2**31 - 1 - 2 * TILE_ROWS
@@ -56,15 +57,16 @@ def _map(spec: MapSpec, tables: Tables, call: Call, pipeline: Pipeline) -> bytes
     else:
         address, stride, _ = call.where[spec.name]
         row_bytes = stride * DTYPE_BYTES[pipeline.tensor(spec.name).dtype]
-    return call.maps.matrix(spec.dtype, address, spec.columns, spec.rows or call.part.rows, row_bytes, spec.box_rows)
+    rows = spec.rows or call.part.rows
+    return call.encode(MatrixMap(spec.dtype, address, spec.columns, rows, row_bytes, spec.box_rows))
 
 
 def _pixels(spec: MapSpec, tables: Tables, call: Call) -> bytes:
     """The tensor map of pictures whose taps are copied in bulk."""
     w = tables.windows[int(spec.name)]
     sizes = (w.size[2], w.size[1], w.size[0], call.part.rows // w.lowest.pixels)
-    strides = (w.lowest.stride_x, w.lowest.stride_y)
-    return call.maps.pixels(w.dtype, call.where[w.tensor].address, sizes, *w.corners, strides, spec.box_rows)
+    strides, address = (w.lowest.stride_x, w.lowest.stride_y), call.where[w.tensor].address
+    return call.encode(PixelMap(w.dtype, address, sizes, *w.corners, strides, spec.box_rows))
 
 
 def _pointer(kind: str, name: str, first: int, where: Mapping[str, Where], pipeline: Pipeline) -> tuple[int, int]:

@@ -10,6 +10,7 @@ from tilestream.ir.axes import View
 from tilestream.ir.pipeline import Pipeline
 from tilestream.kernels.parts.params import MAP, MAP_BYTES, Field, pointers
 from tilestream.kernels.parts.source import Call
+from tilestream.kernels.parts.tensor_maps import MatrixMap, PixelMap
 from tilestream.kernels.product.before import Makers, is_scalar
 from tilestream.kernels.product.block import PANEL
 from tilestream.kernels.product.epilogue import Epilogue, epilogues
@@ -143,17 +144,17 @@ class SharedTileCode:
         if b.grid is not None:
             left = self._pixels(given.call)
         elif b.before:
-            left = call.maps.matrix(b.dtype, operand, k, part.rows, 2 * k, box)
+            left = call.encode(MatrixMap(b.dtype, operand, k, part.rows, 2 * k, box))
         else:
             left = given.matrix(b.input, k, box)
         sums = middle_map = bytes(MAP_BYTES)
         if s.tail is Tail.REDUCE_ADD:
             y, _, pitch = results[0]
             height = min(PANEL, s.tile_rows)
-            sums = call.maps.matrix(b.output_dtype, y, out, part.rows, pitch, height, self.add_width)
+            sums = call.encode(MatrixMap(b.output_dtype, y, out, part.rows, pitch, height, self.add_width))
         if dict(s.space.parts)["middle"]:
             columns = s.group_columns
-            middle_map = call.maps.matrix(b.dtype, middle, columns, ring_rows, columns * 2, box)
+            middle_map = call.encode(MatrixMap(b.dtype, middle, columns, ring_rows, columns * 2, box))
         return {
             "input": left,
             **given.weights(b, s.middle_columns, s.widths),
@@ -175,7 +176,7 @@ class SharedTileCode:
         tap = grid.taps[0]
         sizes = (b.sizes[0] // len(grid.taps), grid.size[1], grid.size[0], call.part.total // tap.pixels)
         strides, address = (tap.stride_x, tap.stride_y), call.where[b.input].address
-        return call.maps.pixels(b.dtype, address, sizes, *grid.corners, strides, self.s.tile_rows)
+        return call.encode(PixelMap(b.dtype, address, sizes, *grid.corners, strides, self.s.tile_rows))
 
 
 def box_width(columns: int) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 
 from tilestream.ir.pipeline import Pipeline
 from tilestream.kernels.parts.params import MAP, Field, Struct
+from tilestream.kernels.parts.tensor_maps import MatrixMap
 from tilestream.kernels.product.before import Makers
 from tilestream.kernels.product.epilogue import Epilogue, Words, epilogues, vector_words
 from tilestream.kernels.product.operands import Operands
@@ -76,7 +77,7 @@ class TiledBlockCode:
         hidden, operand = call.at["hidden"], call.at["operand"]
 
         def ring(address: int, columns: int, box: int) -> bytes:
-            return call.maps.matrix(b.dtype, address, columns, s.slots * ROWS, 2 * columns, box)
+            return call.encode(MatrixMap(b.dtype, address, columns, s.slots * ROWS, 2 * columns, box))
 
         middle = {"hidden_in": ring(hidden, hid, ROWS), "hidden_out": ring(hidden, hid, GROUP_ROWS)} if b.firsts else {}
         return {
