@@ -148,6 +148,11 @@ def sizes_of(p: Pipeline, size: Mapping[str, int], known: Mapping[str, Lengths] 
     return Sizes(sizes, p.ragged, found)
 
 
+def outermost(p: Pipeline) -> list[str]:
+    """Axes that lie around ragged ones and within none: the nodes of edges."""
+    return sorted({a.of for a in p.ragged.values()} - p.ragged.keys())
+
+
 def _assumed(axis: Axis, sizes: Mapping[str, int]) -> Lengths | None:
     if axis.of not in sizes:
         return None

@@ -18,7 +18,7 @@ from tilestream.errors import IRError
 from tilestream.ir.axes import At, Axis, View, along
 from tilestream.ir.pipeline import Role, Tensor, Tile, TileOp
 
-_NAMED = re.compile(r"(\w+)(?:\[(.*)\])?(?::(\w+))?$")
+_NAMED = re.compile(r"([\w.]+)(?:\[(.*)\])?(?::(\w+))?$")
 
 
 def axes(text: str) -> dict[str, Axis]:
@@ -32,7 +32,7 @@ def axes(text: str) -> dict[str, Axis]:
 
 
 def _axis(name: str, size: str) -> Axis:
-    ragged = re.match(r"(\w+)\[(\w+)\]$", size)
+    ragged = re.match(r"([\w.]+)\[([\w.]+)\]$", size)
     if ragged:
         return Axis(name, of=ragged[2], bounds=ragged[1])
     if size and not size.isdigit():
@@ -121,7 +121,7 @@ def _view(text: str, tiles: Mapping[str, tuple[str, ...]]) -> View:
 
 def _at(text: str) -> At:
     text, index = text.strip(), ""
-    through = re.match(r"(\w+)\[(.*)\]$", text)
+    through = re.match(r"([\w.]+)\[(.*)\]$", text)
     if through:
         index, text = through.groups()
     terms = re.findall(r"([+-]?)(?:(\d+)\*)?(\w+)", text)

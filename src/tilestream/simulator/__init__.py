@@ -18,6 +18,7 @@ from tilestream.devices import Device
 from tilestream.errors import InputError, PipelineDeadlock, TilestreamError, WorkloadError
 from tilestream.ir.axes import ROWS
 from tilestream.ir.launches import cut_at_dram
+from tilestream.ir.lengths import Lengths, Sizes, outermost, sizes_of
 from tilestream.ir.mesh_traffic import mesh_traffic
 from tilestream.ir.pipeline import Pipeline, Transport
 from tilestream.ir.plain import by_rows, plain
@@ -26,10 +27,12 @@ from tilestream.ir.traffic import traffic
 from tilestream.kernels.costs import ClosedForm
 from tilestream.kernels.families import kernel_of
 from tilestream.kernels.kernel import Kernel
+from tilestream.kernels.segments.kernel import SegmentsKernel
 from tilestream.simulator.from_axes import implied, mesh_workload
 from tilestream.simulator.from_pipeline import launches_of
 from tilestream.simulator.launch import MOST_TILES, LaunchResult
 from tilestream.simulator.launch import simulate as simulate_launch
+from tilestream.simulator.ragged import segments_launch
 from tilestream.simulator.run import LaunchRun, Run, StageRun, run
 from tilestream.simulator.spans import Simulation, Span
 from tilestream.simulator.tables import moved
@@ -46,6 +49,7 @@ def simulate(
     device: Device,
     most_steps: int = MOST_STEPS,
     spans: bool = True,
+    lengths: Mapping[str, Lengths] | None = None,
 ) -> Simulation:
     """Run ``pipeline`` over ``rows`` rows on ``device``, event by event.
 
@@ -55,7 +59,9 @@ def simulate(
     Without ``spans``, which take longer than the events themselves, all else is the same.
 
     Args:
-        rows: or the size of each axis that is read at the call, by name.
+        rows: or the size of each axis that is read at the call, by name. Of a ragged pipeline, how many positions the
+            axis around has, and of ragged axes how many in all.
+        lengths: of ragged axes by name; equal ones where none are given, as the note says.
 
     Raises:
         DeviceError: a cluster is larger than the device's.
@@ -64,7 +70,10 @@ def simulate(
         WorkloadError: the stages of a launch are not all resident at once on the device.
     """
     if not by_rows(pipeline):
-        return _any_axes(pipeline, rows if isinstance(rows, Mapping) else {ROWS.name: rows}, device)
+        size = rows if isinstance(rows, Mapping) else dict.fromkeys(outermost(pipeline) or [ROWS.name], rows)
+        if pipeline.ragged:
+            return _ragged(pipeline, sizes_of(pipeline, size, lengths), device, spans)
+        return _any_axes(pipeline, size, device)
     if isinstance(rows, Mapping):
         if ROWS.name not in rows:
             raise InputError("the size of rows is read at the call", "say what it is: {'rows': 65536}")
@@ -89,9 +98,28 @@ def _any_axes(pipeline: Pipeline, size: Mapping[str, int], device: Device) -> Si
     return _ran(pipeline, size.get(ROWS.name, 0), device, [[k] for k in counted.launches], levels, most=MOST_TILES)
 
 
+def _ragged(pipeline: Pipeline, size: Sizes, device: Device, spans: bool) -> Simulation:
+    """A pipeline of ragged axes: its kernel's counts, or its own, dealt to CTAs by the lengths."""
+    rows = max(size[axis] for axis in outermost(pipeline))
+    for axis in pipeline.axes():  # of a table that nobody says anything of
+        size.setdefault(axis.name, rows)
+    note = "; ".join(f"{axis}: {each.told()}" for axis, each in size.lengths.items())
+    levels = _levels(pipeline, size)
+    if rows <= 0:
+        return Simulation(pipeline.name, device.name, 0, 0.0, (), (), levels, {}, note=note)
+    kernel = kernel_of(pipeline) if len(pipeline.stages) == 1 else None
+    if isinstance(kernel, SegmentsKernel) and not kernel.refusal:
+        launches = (segments_launch(kernel, size, device),)
+    else:
+        launches = mesh_workload(pipeline, size, device).launches
+    few = sum(stage.tiles for launch in launches for stage in launch.stages) <= MOST_TILES
+    traced = [pipeline] * len(launches) if spans and few else ()
+    made = _ran(pipeline, rows, device, [[k] for k in launches], levels, traced, most=MOST_TILES)
+    return replace(made, note=note)
+
+
 def _levels(pipeline: Pipeline, size: Mapping[str, int]) -> dict[str, int]:
-    written = plain(pipeline)
-    return mesh_traffic(written, {**written.sizes(), **size})
+    return mesh_traffic(plain(pipeline), size)
 
 
 def _by_form(
@@ -218,7 +246,8 @@ def _spans(found: LaunchResult, launch: Pipeline, rows: int, number: int, offset
     queues = [q for q in launch.queues if q.transport is Transport.L2]
     reasons += [q.tile for q in queues for _ in q.consumers] + [f"{q.tile} full" for q in queues]
     reasons.append("")  # number -1: it did not wait
-    steps = {stage.name: (stage.tiles_per_step, tiles_of(rows, stage)) for stage in launch.stages}
+    own = launch.stages if by_rows(launch) else ()
+    steps = {stage.name: (stage.tiles_per_step, tiles_of(rows, stage)) for stage in own}
     made: list[Span] = []
     row, first_cta = 0, 0
     starts_us, ends_us, *waits_us = (found.times * 1e6).T.tolist()

@@ -58,7 +58,15 @@ CTA = np.dtype(
     align=True,
 )
 TILE = np.dtype(
-    [("need", np.int64), ("last_edge", np.int64), ("ready", np.float64), ("pushed", np.float64)], align=True
+    [
+        ("need", np.int64),
+        ("last_edge", np.int64),
+        ("ready", np.float64),
+        ("pushed", np.float64),
+        ("weight", np.float64),  # of the stage's work
+        ("wait", np.float64),  # and what nothing hides of it alone
+    ],
+    align=True,
 )
 SLOT = np.dtype([("left", np.int64), ("freed", np.float64)], align=True)
 """One use of a ring's entry: takers left, and when the last of them took it."""
@@ -126,17 +134,18 @@ def _serve(free, index, now, seconds):
 
 
 @njit(cache=True)
-def _move(servers, sm, now, seconds):
-    """Ask DRAM, L2 and the SM's port for ``seconds``: when all is moved, and what was last."""
+def _move(servers, sm, now, seconds, weight):
+    """Ask DRAM, L2 and the SM's port for ``weight`` times ``seconds``: when all is moved, and what was last."""
     end, limit = now, ON_DRAM
     for which in range(2):
-        if seconds[which] > 0:
-            at = _serve(servers.free, which, now, seconds[which])
-            _note(servers, USE_DRAM + which, at - seconds[which], at)
+        asked = seconds[which] * weight
+        if asked > 0:
+            at = _serve(servers.free, which, now, asked)
+            _note(servers, USE_DRAM + which, at - asked, at)
             if at > end:
                 end, limit = at, ON_DRAM + which
-    if seconds[2] > 0:
-        at = _serve(servers.free, PORT_OF + PER_SM * sm, now, seconds[2])
+    if seconds[2] * weight > 0:
+        at = _serve(servers.free, PORT_OF + PER_SM * sm, now, seconds[2] * weight)
         if at > end:
             end, limit = at, ON_L2
     return end, limit
@@ -236,12 +245,14 @@ def _account(cta, s, now, tile, ctas, tiles, log):
 
 
 @njit(cache=True)
-def _work(cta, s, now, kind, stages, servers, ctas, events, log):
+def _work(cta, s, now, kind, stages, servers, ctas, tiles, events, log):
     """Take the pipes: both at once, or the tensor pipe and then the SIMT pipes."""
     sm, count = ctas[cta].sm, len(ctas)
     end = now
-    tensor, simt = stages[s].tensor, stages[s].simt
-    part = (tensor + simt + stages[s].own) / PARTS
+    tile = stages[s].first_tile + ctas[cta].tile
+    weight = tiles[tile].weight
+    tensor, simt, own = stages[s].tensor * weight, stages[s].simt * weight, stages[s].own * weight
+    part = (tensor + simt + own) / PARTS
     if kind == TENSOR and tensor > 0:
         at = _serve(servers.free, TENSOR_OF + PER_SM * sm, now, tensor)
         _note(servers, USE_TENSOR, at - tensor, at)
@@ -256,12 +267,12 @@ def _work(cta, s, now, kind, stages, servers, ctas, events, log):
         if not stages[s].overlap:
             log.waits[s, ON_PIPE] += at - simt - now
         end = max(end, at)
-    end += stages[s].own
+    end += own
     late, limit = ctas[cta].late + part, ctas[cta].late_limit
     if late > end:
         log.waits[s, limit] += late - end
         ctas[cta].slow = late - end
-    ctas[cta].worked = max(end, late) + stages[s].latency
+    ctas[cta].worked = max(end, late) + stages[s].latency + tiles[tile].wait
     _add(events, ctas[cta].worked, DONE, cta, count)
 
 
@@ -342,15 +353,16 @@ def run(
         events.counts[2] += 1
         s = ctas[cta].stage
         if kind == ONCE:
-            ready, _ = _move(servers, ctas[cta].sm, now, stages[s].once)
+            ready, _ = _move(servers, ctas[cta].sm, now, stages[s].once, 1.0)
             ready += stages[s].once_compute
             ctas[cta].sent_at, ctas[cta].begin_at = now, ready
             end = max(end, ready)
             _try_load(cta, now, stages, rings, edges, links, ctas, tiles, slots, events)
         elif kind == LOAD:
             ctas[cta].awaits = 0
+            weight = tiles[stages[s].first_tile + ctas[cta].to_load].weight
             ctas[cta].to_load += stages[s].ctas
-            at, limit = _move(servers, ctas[cta].sm, now, stages[s].load)
+            at, limit = _move(servers, ctas[cta].sm, now, stages[s].load, weight)
             ctas[cta].issued_at, ctas[cta].load_end, ctas[cta].load_limit = now, at, limit
             ctas[cta].start_at = max(now + (at - now) / PARTS, ctas[cta].begin_at)
             if ctas[cta].busy:
@@ -365,10 +377,10 @@ def run(
             ctas[cta].started = now
             ctas[cta].late, ctas[cta].late_limit = ctas[cta].load_end, ctas[cta].load_limit
             _account(cta, s, now, stages[s].first_tile + t, ctas, tiles, log)
-            _work(cta, s, now, TENSOR, stages, servers, ctas, events, log)
+            _work(cta, s, now, TENSOR, stages, servers, ctas, tiles, events, log)
             _try_load(cta, now, stages, rings, edges, links, ctas, tiles, slots, events)
         elif kind == SIMT:
-            _work(cta, s, now, SIMT, stages, servers, ctas, events, log)
+            _work(cta, s, now, SIMT, stages, servers, ctas, tiles, events, log)
         else:
             t = ctas[cta].tile
             at = _room_at(s, t, stages, rings, links, slots)
@@ -389,7 +401,7 @@ def run(
                 log.traced[row, 3] = ctas[cta].late_limit
                 log.times[row, 2], log.times[row, 3] = ctas[cta].waited, now - ctas[cta].worked
                 log.times[row, 4] = ctas[cta].slow
-            stored, _ = _move(servers, ctas[cta].sm, now, stages[s].store)
+            stored, _ = _move(servers, ctas[cta].sm, now, stages[s].store, tiles[stages[s].first_tile + t].weight)
             end = max(end, stored)
             log.end[s] = max(log.end[s], now)
             log.done[s] += 1

@@ -20,6 +20,7 @@ from tilestream.ir.plain import plain
 from tilestream.ir.rings import tiles_of
 from tilestream.ir.tileops import OPS
 from tilestream.simulator.by_index import by_index
+from tilestream.simulator.ragged import in_blocks, shuffled, weights
 from tilestream.simulator.workload import Engine, SimLaunch, SimQueue, SimStage, TileWork, Workload
 
 
@@ -116,7 +117,21 @@ def _stage(p: Pipeline, stage: Stage, size: Sizes, device: Device, seen: set[str
         ops=tuple(op.kind for op in stage.ops),
         source=stage.source,
         overlap=True,
+        weights=_weights(stage, size, tiles),
     )
+
+
+def _weights(stage: Stage, size: Sizes, tiles: int) -> tuple[float, ...]:
+    """Of a stage whose tiles are blocks of positions with ragged axes within them; empty where they are equal."""
+    outer = stage.loops[0].axis if stage.loops else ""
+    within = [axis for axis, around in size.outer.items() if around == outer and axis in stage.outer]
+    blocks = ceil(size[outer] / stage.blocks[outer]) if within else 0
+    if blocks != tiles or not blocks:
+        return ()
+    of = {op: len(mentions(op).intersection(within)) for op in stage.ops}
+    work = {ragged: sum(_elements(op, stage, size) for op in of if bool(of[op]) is ragged) for ragged in (True, False)}
+    each = shuffled(size.lengths[within[0]]) ** max(of.values())  # queries and keys of a sequence: pairs
+    return weights(in_blocks(each, stage.blocks[outer]), work[True] / sum(work.values()))
 
 
 def _operand_dtype(p: Pipeline, product: TileOp) -> str:

@@ -68,8 +68,16 @@ def coarsened(launch: SimLaunch, device: Device, most: int) -> tuple[SimLaunch, 
         ctas = min(s.ctas, tiles) if len(launch.stages) > 1 or s.ctas < s.tiles else tiles
         scale = s.tiles / tiles
         once = s.once.scaled(s.ctas / ctas)
-        stages.append(replace(s, tiles=tiles, ctas=ctas, work=s.work.scaled(scale), once=once))
+        weights, waits = _joined(s.weights, tiles, scale), _joined(s.waits_s, tiles, 1.0)
+        work = s.work.scaled(scale)
+        stages.append(replace(s, tiles=tiles, ctas=ctas, work=work, once=once, weights=weights, waits_s=waits))
     return replace(launch, stages=tuple(stages)), factor
+
+
+def _joined(weights: tuple[float, ...], tiles: int, scale: float) -> tuple[float, ...]:
+    """Sums of groups of neighbours, ``tiles`` of them, over ``scale``."""
+    group = np.arange(len(weights)) * tiles // max(1, len(weights))
+    return tuple((np.bincount(group, np.array(weights), tiles) / scale).tolist()) if weights else ()
 
 
 def simulate(
@@ -123,7 +131,7 @@ def simulate(
 def _run(tables: Tables, trace: bool) -> tuple[core.Servers, core.Log, int, float]:
     from tilestream.simulator import core
 
-    stages, rings, edges, links, sm_of, sms, launch_s = tables
+    stages, rings, edges, links, sm_of, sms, launch_s, weights, waits = tables
     count, total = len(sm_of), int(stages["tiles"].sum())
     servers = core.Servers(
         np.zeros(core.PORT_OF + core.PER_SM * sms), np.zeros((4, core.BINS)), np.array([core.LEAST_BIN_S])
@@ -131,7 +139,7 @@ def _run(tables: Tables, trace: bool) -> tuple[core.Servers, core.Log, int, floa
     ctas = np.zeros(count, dtype=core.CTA)
     ctas["sm"] = sm_of
     tiles = np.zeros(total, dtype=core.TILE)
-    tiles["pushed"] = -1.0
+    tiles["pushed"], tiles["weight"], tiles["wait"] = -1.0, weights, waits
     slots = np.zeros(int(stages["tiles"][rings["producer"]].sum()), dtype=core.SLOT)
     most = 4 * count + 16
     events = core.Events(

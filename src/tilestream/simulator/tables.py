@@ -46,7 +46,8 @@ says that one tile of the consumer takes several of the producer's."""
 
 
 class Tables(NamedTuple):
-    """A launch for the event loop. ``links`` are the rings and edges of each stage, as the stages say."""
+    """A launch for the event loop. ``links`` are the rings and edges of each stage, as the stages say; ``weights`` how
+    much of its stage's work each tile is, ``waits_s`` what each waits besides."""
 
     stages: np.ndarray
     rings: np.ndarray
@@ -55,6 +56,8 @@ class Tables(NamedTuple):
     sm_of: np.ndarray
     sms: int
     launch_s: float
+    weights: np.ndarray
+    waits_s: np.ndarray
 
 
 class Bytes(NamedTuple):
@@ -174,7 +177,9 @@ def build(launch: SimLaunch, device: Device, placement: Placement, whole: SimLau
     links = _links(stages, rings, edges)
     sm_of = np.array([sm for stage in placement.sms for sm in stage], dtype=np.int64)
     launch_s = device.launch_s if launch.launch_s is None else launch.launch_s
-    return Tables(stages, rings, edges, links, sm_of, device.sms, launch_s)
+    weights = np.concatenate([s.weights or np.ones(s.tiles) for s in launch.stages])
+    waits_s = np.concatenate([s.waits_s or np.zeros(s.tiles) for s in launch.stages])
+    return Tables(stages, rings, edges, links, sm_of, device.sms, launch_s, weights, waits_s)
 
 
 def memory_s(work: TileWork, device: Device) -> tuple[np.ndarray, np.ndarray]:

@@ -76,7 +76,8 @@ AMOUNTS = tuple(f.name for f in fields(TileWork) if f.name not in ("dtype", "ten
 
 @dataclass(frozen=True)
 class SimStage:
-    """``tiles`` tiles of equal work, dealt round-robin to ``ctas`` CTAs that stay resident.
+    """``tiles`` tiles of equal work, dealt round-robin to ``ctas`` CTAs that stay resident. Where they are not equal,
+    ``weights`` say how much of ``work`` each is, and their mean is 1; ``waits_s`` what nothing hides of each alone.
 
     ``registers`` are of the whole CTA; ``once`` is what each CTA does before its first tile (resident weights).
     A CTA does the tensor work of a tile and then its SIMT work; with ``overlap`` it does both side by side, as
@@ -94,6 +95,8 @@ class SimStage:
     ops: tuple[str, ...] = ()
     source: str = ""
     overlap: bool = False
+    weights: tuple[float, ...] = ()
+    waits_s: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -178,6 +181,17 @@ def _check_stage(stage: SimStage) -> None:
     ):
         if value < least:
             raise WorkloadError(f"stage {stage.name!r} has {value} {what}", f"use at least {least}")
+    for what, of in (("weights", stage.weights), ("waits", stage.waits_s)):
+        if of and (len(of) != stage.tiles or not all(math.isfinite(x) and x >= 0 for x in of)):
+            raise WorkloadError(
+                f"stage {stage.name!r} has {len(of)} {what} for {stage.tiles} tiles, from {min(of)} to {max(of)}",
+                "give each tile one, finite and not negative",
+            )
+    if stage.weights and not math.isclose(sum(stage.weights), stage.tiles, rel_tol=1e-6):
+        raise WorkloadError(
+            f"stage {stage.name!r} has weights that sum to {sum(stage.weights)}, and {stage.tiles} tiles",
+            "let their mean be 1",
+        )
     for part in (stage.work, stage.once):
         for name in AMOUNTS:
             value = getattr(part, name)

@@ -1,0 +1,115 @@
+"""Ragged work on the event loop: a CTA's nodes have as many edges as they have, and the busiest one ends last.
+
+Which node has how many is not known of a histogram: they are taken to lie in a random order, the same every time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import ceil
+
+import numpy as np
+
+from tilestream.devices import Device
+from tilestream.ir.lengths import Lengths, Sizes
+from tilestream.ir.pipeline import ELEMENT_BYTES, Role
+from tilestream.kernels.costs import Amount, Counts
+from tilestream.kernels.segments.kernel import SegmentsKernel
+from tilestream.kernels.segments.layout import SLOTS, THREADS, in_flight
+from tilestream.simulator.workload import Engine, SimLaunch, SimStage, TileWork
+
+LONG, PIECE_EDGES = 64, 1024
+"""As ``kernels/include/ragged.cuh``: nodes of more edges are whole CTAs', in pieces of at least so many."""
+WARP_REGISTERS = 8
+"""Registers of a thread are given out in eights."""
+
+
+def shuffled(lengths: Lengths) -> np.ndarray:
+    """All lengths, in a random order."""
+    each = np.repeat(*np.array(lengths.counts, dtype=np.int64).reshape(-1, 2).T)
+    return np.random.default_rng(0).permutation(each)
+
+
+def in_blocks(each: np.ndarray, size: int, how: np.ufunc = np.add) -> np.ndarray:
+    """Sums of blocks of ``size`` neighbours; or their maxima."""
+    return how.reduceat(each, np.arange(0, len(each), size)) if len(each) else each
+
+
+def weights(edges: Sequence[float] | np.ndarray, share: float) -> tuple[float, ...]:
+    """How much of a tile's work each tile of so many edges is; ``share`` of all work is that of edges."""
+    of = np.asarray(edges, dtype=float)
+    if not len(of) or not of.sum():
+        return ()
+    found = (1.0 - share) + share * of / of.mean()
+    return tuple((found / found.mean()).tolist())
+
+
+def segments_launch(kernel: SegmentsKernel, size: Sizes, device: Device) -> SimLaunch:
+    """A kernel of the family segments: its own counts, dealt to CTAs by the lengths of their nodes.
+
+    A CTA has as many nodes as it has teams. Where the kernel is told which nodes are busy, those of more than ``LONG``
+    edges are dealt out in pieces behind them, programs of several passes whole.
+    """
+    lengths = size.lengths[kernel.program.edges]
+    counts = kernel.cost(lengths.outer, device, lengths.total)
+    teams = max(1, THREADS // kernel.layout.team)
+    each = shuffled(lengths)
+    long = each[each > LONG] if kernel.program.busy >= 0 else each[:0]
+    short = np.where(each > LONG, 0, each) if len(long) else each
+    split = len(kernel.program.passes) == 1
+    piece = max(PIECE_EDGES, ceil(lengths.total / (SLOTS // 2))) if split else max(1, lengths.largest)
+    pieces = [min(piece, left) for n in long.tolist() for left in range(n, 0, -piece)]
+    dealt = np.array(pieces, dtype=np.int64)
+    edges = np.concatenate([in_blocks(short, teams), dealt])
+    chains = np.concatenate([in_blocks(short, teams, np.maximum), -(-dealt // teams)])
+    tiles = max(1, len(edges))
+    outputs = kernel.launch.by_role(Role.OUTPUT)
+    written = float(sum(size.positions(a.name for a in t.axes) * ELEMENT_BYTES[t.dtype] for t in outputs))
+    whole = TileWork(
+        simt_ops=_amount(counts, "lanes"),
+        dram_read=max(0.0, _amount(counts, "dram") - written),
+        dram_write=written,
+        l2_read=max(0.0, _amount(counts, "l2") - written),
+        l2_write=written,
+    )
+    stage = SimStage(
+        kernel.launch.stages[0].name,
+        Engine.SIMT,
+        tiles,
+        min(tiles, kernel.grid(max(1, lengths.outer), device.sms)),
+        whole.scaled(1 / tiles),
+        once=TileWork(latency_s=2 * device.load_s),
+        registers=THREADS * _registers(kernel),
+        shared_bytes=kernel.shared_bytes,
+        ops=tuple(op.kind for op in kernel.launch.stages[0].ops),
+        source=kernel.launch.stages[0].source,
+        overlap=True,
+        weights=weights(edges, _share_of_edges(kernel, lengths, device)),
+        waits_s=_waits_s(kernel, chains, device),
+    )
+    return SimLaunch(kernel.launch.name, (stage,))
+
+
+def _waits_s(kernel: SegmentsKernel, chains: np.ndarray, device: Device) -> tuple[float, ...]:
+    """Of tiles whose longest team goes along so many edges: a load for each batch of them that is under way at once."""
+    total = np.zeros(len(chains))
+    for each in kernel.program.passes:
+        total += np.ceil(chains / (in_flight(kernel.program, kernel.layout, each) * kernel.layout.at_once))
+    return tuple((total * device.load_s).tolist())
+
+
+def _amount(counts: Counts, name: str) -> float:
+    found = counts[name]
+    assert isinstance(found, Amount)
+    return found.amount
+
+
+def _registers(kernel: SegmentsKernel) -> int:
+    asked = kernel.footprint(kernel.launch.stages[0], 0).registers
+    return ceil(asked / WARP_REGISTERS) * WARP_REGISTERS
+
+
+def _share_of_edges(kernel: SegmentsKernel, lengths: Lengths, device: Device) -> float:
+    """Of the bytes through the L2: what nodes cost by themselves is what is left where they have no edges."""
+    whole, bare = (_amount(kernel.cost(lengths.outer, device, n), "l2") for n in (lengths.total, 0))
+    return 1.0 - bare / whole if whole else 0.0
