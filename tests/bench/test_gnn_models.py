@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from benchmarks.lib import gnn_models, masked_models
 from benchmarks.run import gnn
+from benchmarks.tables import gnn_tables
 
 
 @pytest.mark.parametrize("kind", ["uniform", "power", "nearest"])
@@ -53,6 +54,32 @@ def test_experts_are_those_of_the_loop():
     wide = copy.deepcopy(masked_models.Loop(module)).double()
     exact = wide(x.double(), chosen)
     assert (module(x).double() - exact).norm() < 0.02 * exact.norm()
+
+
+def test_the_page_is_what_the_results_say():
+    text = gnn_tables.PAGE.read_text(encoding="utf-8")
+    assert gnn_tables.filled(text) == text, "run python -m benchmarks.tables.gnn_tables"
+
+
+def test_rows_of_the_table():
+    """Cases of one mode, with what failed left out, and the list that is kept beside inference."""
+    times = {"eager": 30.0, "inductor": 20.0, "tilestream": 10.0}
+    rows = [
+        {"case": f"{name}{mode}", "us": us, "floor_us": 1.0, "speedup": 2.0}
+        for name in ("gatv2/uniform", "experts")
+        for mode, us in (("", times), ("/training", times), ("/kept", times))
+    ]
+    rows.append({"case": "gin/power", "us": {"eager": 3.0}, "floor_us": 1.0, "failed": {"tilestream": "why"}})
+    found = gnn_tables.lines(rows, "").splitlines()
+    assert [line.split("|")[1].strip() for line in found[2:6]] == [
+        "GATv2, 3 layers, 4 heads of 32, kept aside",
+        "GATv2, 3 layers, 4 heads of 32, kept aside, the list kept",
+        gnn_tables.WHAT["experts"],
+        f"{gnn_tables.WHAT['experts']}, the list kept",
+    ]
+    assert found[-1] == "Geometric mean of the gains: 2.00, of 2."
+    assert gnn_tables.lines(rows, "training").count("\n| ") == 3
+    assert set(gnn_tables.WHAT) == {g.split("/")[0] for g in gnn.groups()}
 
 
 def test_the_fresh_models_come_first():
