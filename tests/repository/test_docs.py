@@ -22,7 +22,7 @@ def test_prose_is_wrapped():
 @pytest.mark.smoke
 def test_the_worked_example_of_the_ir_page():
     blocks = re.findall(r"```python\n(.*?)```", (DOCS / "ir.md").read_text(), re.DOTALL)
-    assert len(blocks) == 3
+    assert len(blocks) == 4
     scope: dict[str, object] = {}
     exec(compile("\n".join(blocks), "docs/ir.md", "exec"), scope)
     assert not (scope["one"] == scope["two"]).all()  # pyright: ignore[reportAttributeAccessIssue]
