@@ -405,6 +405,43 @@ EXPERTS = Case(  # rows sorted by the expert that they are routed to, with the g
     _experts,
 )
 
+
+def _decoded(lengths: Sequence[int]) -> Given:
+    """A cache of 20 slots, of which each sequence has some, in any order; a query of two groups of two heads."""
+    return graph(lengths, xk=(2, 4), xv=(2, 4), nq=(2, 3, 4))
+
+
+def _decode(g: Given) -> Given:
+    out = torch.zeros_like(g["nq"])
+    for b, (first, last) in enumerate(zip(g["starts"].tolist(), g["starts"].tolist()[1:], strict=False)):
+        if first < last:
+            k, v = (g[n][g["src"][first:last]].transpose(0, 1) for n in ("xk", "xv"))
+            query = g["nq"][b].flatten(0, 1)[:, None]
+            made = F.scaled_dot_product_attention(query[None], k[None], v[None], enable_gqa=True)
+            out[b] = made[0, :, 0].unflatten(0, (2, 3))
+    return {"Y": out}
+
+
+DECODE = Case(  # grouped heads, one token of each sequence, keys in a paged cache, split over a cluster
+    ragged(
+        """
+        q[nodes,h,g,c] = copy nq[nodes,h,g,c]
+        k[edges,h,c] = copy xk[src[edges],h,c]
+        p[edges,h,g]:f32 = product q k
+        s[edges,h,g]:f32 = mul p scalar=0.5
+        v[edges,h,c] = copy xv[src[edges],h,c]
+        y[nodes,h,g,c]:f32 = product s v combine=softmax
+        y -> Y[nodes,h,g,c]
+        """,
+        f"nq[nodes,h,g,c] xk[x.rows,h,c] xv[x.rows,h,c] {INDEX} >Y[nodes,h,g,c]",
+        f"{NODES} h=2 g=3 c=4",
+        loops=(("nodes", 1), ("edges", 8)),
+        mesh=(Spread(Level.GRID, 2, ("nodes",)), Spread(Level.CLUSTER, 4, ("edges",))),
+    ),
+    _decoded,
+    _decode,
+)
+
 CASES: dict[str, Case] = {
     "GIN": GIN,
     "mean": MEAN,
@@ -418,4 +455,5 @@ CASES: dict[str, Case] = {
     "packed sequences": PACKED,
     "block-sparse attention": BLOCK_SPARSE,
     "experts": EXPERTS,
+    "GQA decode": DECODE,
 }
