@@ -162,11 +162,12 @@ def test_what_no_product_can_beat_reads_a_picture_once() -> None:
 def test_lanes_have_their_time_and_bulk_copies_none() -> None:
     by_lanes, bulk = (chain(SAME, 128, 64, 64, bulk=b) for b in (False, True))
     told = [op[0] for op in emit(by_lanes).tables.load_ops]
-    schedule = build(by_lanes.stages[0], by_lanes)
-    assert told.count(TAPPED) == sum(schedule.streams[tile].by_lanes for tile, _ in schedule.chunks()) == 9 * 2
+    taken = {
+        p: [s.streams[tile].tap for s in (build(p.stages[0], p),) for tile, _ in s.chunks()] for p in (by_lanes, bulk)
+    }
+    assert told.count(TAPPED) == sum(tap is not None and not tap.bulk for tap in taken[by_lanes]) == 9 * 2
     assert [op[0] for op in emit(bulk).tables.load_ops].count(TAPPED_IN_BULK) == 9 * 2
-    schedule = build(bulk.stages[0], bulk)
-    assert not any(schedule.streams[tile].by_lanes for tile, _ in schedule.chunks())
+    assert all(tap is None or tap.bulk for tap in taken[bulk])
     slow, fast = (stage_cost(p.stages[0], p, get("h200")).step_s for p in (by_lanes, bulk))
     assert slow > fast
 

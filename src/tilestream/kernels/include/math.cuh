@@ -38,11 +38,6 @@ TS_DEV float erfc_(float a, float e) {
   float t = rcp_normal(fma_(0.3275911f, a, 1.0f));
   return t * fma_(t, fma_(t, fma_(t, fma_(t, 1.061405429f, -1.453152027f), 1.421413741f), -0.284496736f), 0.254829592f) * e;
 }
-TS_DEV float erf_(float x) {
-  float a = x < 0.0f ? -x : x;
-  float y = 1.0f - erfc_(a, exp_(-a * a));
-  return x < 0.0f ? -y : y;
-}
 // Phi(x) + x phi(x)
 TS_DEV float gelu_slope(float x) {
   float e = exp_(-0.5f * x * x);

@@ -110,14 +110,11 @@ class Struct:
             wrong = sorted(values.keys() ^ self._names)
             raise ValueError(f"struct {self.name} and the values given to it differ in {', '.join(wrong)}")
         for field in self.fields:
-            given = values[field.name]
-            if field.count is None:
-                yield from _value(field.type, given)
-                continue
-            if len(given) != field.count:
+            given = [values[field.name]] if field.count is None else values[field.name]
+            if len(given) != (1 if field.count is None else field.count):
                 raise ValueError(f"{self.name}.{field.name} has {field.count} elements, and {len(given)} are given")
             for one in given:
-                yield from _value(field.type, one)
+                yield from field.type._flat(one) if isinstance(field.type, Struct) else (one,)
 
 
 def pointers(*names: str, type: str = "void*", notes: Mapping[str, str] | None = None) -> tuple[Field, ...]:
@@ -138,10 +135,3 @@ def _layout(type_: str | Struct) -> tuple[str, int, int]:
         return f"{MAP_BYTES}s", MAP_ALIGNMENT, MAP_BYTES
     letter, size = ("Q", 8) if type_.endswith(POINTER) else PLAIN[type_]
     return letter, size, size
-
-
-def _value(type_: str | Struct, given: Any) -> Iterator[Any]:
-    if isinstance(type_, Struct):
-        yield from type_._flat(given)
-    else:
-        yield given

@@ -48,12 +48,8 @@ def _map(spec: MapSpec, tables: Tables, call: Call, pipeline: Pipeline) -> bytes
     """A tensor map: of a tensor of the call, of a queue's ring or packed weights in the workspace, of pictures."""
     if spec.kind == "window":
         return _pixels(spec, tables, call)
-    if spec.kind == "ring":
-        queue = tables.queues[int(spec.name)]
-        address, row_bytes = call.at[f"ring {spec.name}"], queue.features * DTYPE_BYTES[queue.dtype]
-    elif spec.kind == "packed":
-        packed = tables.packs[int(spec.name)]
-        address, row_bytes = call.at[f"packed {spec.name}"], packed.columns * DTYPE_BYTES[packed.dtype]
+    if spec.row_bytes:
+        address, row_bytes = call.at[spec.name], spec.row_bytes
     else:
         address, stride, _ = call.where[spec.name]
         row_bytes = stride * DTYPE_BYTES[pipeline.tensor(spec.name).dtype]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from math import ceil
 
-from tilestream.ir.pipeline import DTYPE_BYTES, TILE_ROWS, Pipeline, Residency, TileOp
+from tilestream.ir.pipeline import DTYPE_BYTES, TILE_ROWS, Pipeline, Residency
 from tilestream.ir.tileops import OPS
 from tilestream.kernels.stream.layout import CHUNK, Layout, pages_of
 from tilestream.kernels.stream.model import Gemm, Phase, Place, Schedule, Step, ceil_to
@@ -219,19 +219,10 @@ def _instructions(phase: Phase, schedule: Schedule, guarded: bool) -> float:
     """Of one element in one pass."""
     vector = VECTOR + guarded * GUARDED_VECTOR
     total = sum(OPS[n.kind].flops + vector * len(n.params) for n in phase.nodes)
-    total += sum(_reading(name, schedule) for name in _taken(phase))
+    made = {n.out.name for n in phase.nodes if n.out is not None}
+    total += sum(_reading(name, schedule) for name in phase.used - made)
     total += len(phase.reduces) * (1 + guarded * GUARDED_SUM)
     return total + sum(SINKS[s.kind] + (guarded and s.kind != "registers") * GUARDED_SINK for s in phase.sinks)
-
-
-def _taken(phase: Phase) -> set[str]:
-    """Tiles that a pass uses and does not make."""
-
-    def ins(ops: tuple[TileOp, ...]) -> set[str]:
-        return {name for op in ops for name in op.ins}
-
-    made = {n.out.name for n in phase.nodes if n.out is not None}
-    return (ins(phase.nodes) | ins(phase.reduces) | {s.tile for s in phase.sinks}) - made
 
 
 def _reading(tile: str, schedule: Schedule) -> float:

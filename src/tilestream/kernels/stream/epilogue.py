@@ -172,7 +172,7 @@ class Epilogue(Values):
         for sink in self.staged:
             a, b = self.masked(sink.tile)
             chunks = [next(room) for _ in range(self.schedule.parts(sink.dtype))]
-            at = self.names.in_chunk(chunks, sink.dtype, "k" if self.turns > 1 else "i")
+            at = self.names.in_chunk(chunks, sink.dtype, self.block)
             lines.append(f"Io<{self.names.element(sink.dtype)}>::store({at}, {a}, {b});")
         for sink in phase.sinks:
             if sink.kind != "staged":
@@ -188,18 +188,17 @@ class Epilogue(Values):
 
     def _sink(self, sink: Sink) -> list[str]:
         names = self.names
+        packed = f"T::pack({', '.join(self.masked(sink.tile))})"
         if sink.kind == "registers":
-            a, b = self.masked(sink.tile)
             word = plus("2 * i + j", sink.column // 4)
-            return [f"TS_REG(r{self.schedule.slots[sink.target]}, {word}) = T::pack({a}, {b});"]
+            return [f"TS_REG(r{self.schedule.slots[sink.target]}, {word}) = {packed};"]
         if sink.kind == "parked":
-            a, b = self.masked(sink.tile)
-            return [f"sts32(parked_addr({self.names.parked(sink.target)}, t, 2 * i + j), T::pack({a}, {b}));"]
+            return [f"sts32(parked_addr({self.names.parked(sink.target)}, t, 2 * i + j), {packed});"]
         if sink.kind == "shared":
             return self._to_buffer(sink)
         if sink.kind == "maxima":
             a, b = self.value(sink.tile)
-            e, word = names.element(sink.dtype), f"TS_REG({_most(sink)}, {'k' if self.turns > 1 else 'i'})"
+            e, word = names.element(sink.dtype), f"TS_REG({_most(sink)}, {self.block})"
             return [f"{word} = j == 0 ? {e}::pack({a}, {b}) : {e}::larger({word}, {e}::pack({a}, {b}));"]
         if sink.kind == "direct":
             return self.direct(sink, *self.value(sink.tile))
@@ -245,13 +244,8 @@ class Epilogue(Values):
         """Zeros behind a tile's last column, as far as products read."""
         names, schedule = self.names, self.schedule
         who = "if (g == 1) " if names.split else ""
-        if sink.kind == "registers" and sink.column:
-            return []  # behind other blocks, whose copy pads them all
-        if sink.kind == "registers":
-            even = ceil_to(self.blocks, 2)
-            return (
-                [f"zero_blocks<{self.blocks}, {even}>(r{schedule.slots[sink.target]});"] if even > self.blocks else []
-            )
+        if sink.kind == "registers" and self.blocks % 2 and not sink.column:  # the copy of several blocks pads them all
+            return [f"zero_blocks<{self.blocks}, {self.blocks + 1}>(r{schedule.slots[sink.target]});"]
         if sink.kind != "shared":
             return []
         dtype, buffer = names.buffer_dtype(sink.target), names.buffer(sink.target)

@@ -68,11 +68,6 @@ class Stream:
         whole = self.valid(column) == columns_of(self.dtype) or self.start + self.features == features
         return features * size % 16 == 0 and self.start * size % 16 == 0 and whole
 
-    @property
-    def by_lanes(self) -> bool:
-        """Whether the lanes of a loader warp copy its rows."""
-        return bool(self.index) or (self.tap is not None and not self.tap.bulk)
-
 
 @dataclass(frozen=True)
 class Segment:
@@ -134,6 +129,11 @@ class Phase:
     sinks: tuple[Sink, ...]
     streams: tuple[str, ...]
     keep: str = ""
+
+    @property
+    def used(self) -> set[str]:
+        """Tiles that it takes or makes, and something is done with."""
+        return {i for n in (*self.nodes, *self.reduces) for i in n.ins} | {sink.tile for sink in self.sinks}
 
 
 @dataclass(frozen=True)
@@ -317,11 +317,10 @@ class Schedule(Places):
         """Whether the turns of a pass that loads ahead are a loop: registers have no index, so those of one that works
         on a fragment or on tiles in registers are unrolled. A softplus of 256 columns is 540 instructions so, and not
         2,160."""
-        used = {i for n in (*phase.nodes, *phase.reduces) for i in n.ins} | {sink.tile for sink in phase.sinks}
-        bases = {self.views.get(tile, (tile, 0))[0] for tile in used}
+        bases = {self.views.get(tile, (tile, 0))[0] for tile in phase.used}
         in_registers = any(self.places.get(tile) is Place.REGISTERS for tile in bases)
         in_registers |= any(sink.kind == "registers" for sink in phase.sinks)
-        fragment = bool(phase.keep) or step.held_before(phase) in used
+        fragment = bool(phase.keep) or step.held_before(phase) in phase.used
         return bool(self.ahead(step, phase)) and not in_registers and not fragment
 
     def __hash__(self) -> int:

@@ -24,7 +24,8 @@ ODD_ROWS = {"bf16": 2, "f16": 3, "f32": 4}  # enum Form of roles.cuh: rows that 
 @dataclass(frozen=True)
 class MapSpec:
     """A tensor map to encode at launch. ``kind``: weight, packed (weight in the arena), input, output, ring, or window,
-    of which ``name`` is the number: pixels in the order of output pixels, by the im2col mode.
+    of which ``name`` is the number: pixels in the order of output pixels, by the im2col mode. Packed weights and rings
+    are parts of the launch's space, of that name and with rows of ``row_bytes``.
 
     ``dtype`` is that of the memory, or ``tf32``: fp32 operands of products are rounded to that on the way in.
     Boxes are ``box_rows`` x 128 bytes with the 128-byte swizzle; rows and columns outside read as zero.
@@ -36,6 +37,7 @@ class MapSpec:
     columns: int
     box_rows: int
     rows: int = 0  # of weights and rings; inputs and outputs have the launch's rows
+    row_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -153,13 +155,14 @@ class Tables:
         """First flag line, depth and number of consumers of every queue."""
         return [(q.line, q.depth, len(q.consumers)) for q in self.queues]
 
-    def map(self, kind: str, name: str, dtype: str, columns: int, box_rows: int = TILE_ROWS, rows: int = 0) -> int:
-        return _place(self.maps, MapSpec(kind, name, dtype, columns, box_rows, rows))
+    def map(self, kind: str, name: str, dtype: str, columns: int, box_rows: int = TILE_ROWS, *rows: int) -> int:
+        return _place(self.maps, MapSpec(kind, name, dtype, columns, box_rows, *rows))
 
     def ring(self, queue: int, dtype: str) -> int:
         """The tensor map of a queue's ring."""
         spec = self.queues[queue]
-        return self.map("ring", str(queue), dtype, spec.features, rows=spec.depth * TILE_ROWS)
+        row_bytes = spec.features * DTYPE_BYTES[spec.dtype]
+        return self.map("ring", f"ring {queue}", dtype, spec.features, TILE_ROWS, spec.depth * TILE_ROWS, row_bytes)
 
     def pointer(self, kind: str, name: str, first: int = 0) -> int:
         return _place(self.pointers, Pointer(kind, name, first))
@@ -234,7 +237,7 @@ def _weights(tables: Tables, schedule: Schedule, layout: Layout, step, pipeline:
             at += ceil_to(s.features, columns)
         segments = tuple((s.weight_column, s.features, start[s]) for s in by_column)
         pack = _place(tables.packs, PackSpec(gemm.weight, weight.dtype, out, at, segments))
-        index = tables.map("packed", str(pack), dtype, at, half or box, out)
+        index = tables.map("packed", f"packed {pack}", dtype, at, half or box, out, at * DTYPE_BYTES[weight.dtype])
     rows = (0, width) if schedule.stage.placement.dim == 1 and step.features > width else (0,)
     top = turn * width if schedule.loop_of(step) is not None else gemm.part + gemm.first
     summed = schedule.summed(step)
