@@ -36,7 +36,7 @@ def graphs(fresh: None, monkeypatch: pytest.MonkeyPatch) -> list[fx.GraphModule]
 
     monkeypatch.setattr(inductor, "compile_inner", kept)
     monkeypatch.setattr(fallback, "whole", lambda graph, *_: graph.forward)
-    monkeypatch.setattr(scatter_cost, "ATOMIC_US", 1.0)
+    monkeypatch.setattr(scatter_cost, "atomics_us", lambda _: 1e9)
     return seen
 
 

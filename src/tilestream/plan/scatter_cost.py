@@ -10,22 +10,29 @@ from tilestream.graph.rewrites.operators import LONG
 from tilestream.graph.sizes import hint
 from tilestream.graph.sums import Part, Sum
 
-ATOMIC_US = 8e-6
-"""An element that ``index_add`` takes (16 bits; 8.6e-6 to 9.5e-6 in docs/message-passing.md). Inductor's gradient of a
-table takes twice as long, in fp32, for uniform lookups."""
+ATOMIC_US = 7.6e-6
+"""An element that ``index_add`` takes, of 16 bits or fp32: torch's kernel, which Inductor leaves as it is. What
+Inductor makes otherwise, but does not add, counts as much: maxima and minima compare and swap, and gradients of tables
+are twice as slow, in fp32, for uniform lookups."""
 
-FLOAT_US = 1.6e-6
-"""The same of fp32, where Inductor adds in the kernel that makes what is added (five layers of 1,000,000 edges of 64
-features, 527 us with all that is around them)."""
+ADDED_US = {2: 1.3e-6, 4: 2.4e-6}
+"""The same of ``scatter_add``, which Inductor adds by a kernel of its own, by the bytes of an element;
+``index_put`` and ``scatter_reduce`` are taken for the same. These are uniform indices: where a tenth of 1,000,000 edges
+goes to one node, they take 7 to 19 times as long."""
 
 WIDE_BYTES, BYTES_PER_US = 10, 4.3e6
 """Bytes an element of a table's 16-bit gradient, besides: Inductor clears it in fp32, reads it, and writes it rounded;
 and what the memory moves."""
 
 SUM_US, SUM_BYTES_PER_US = 3.0, 3e6
-SORT_US, SORT_EDGES_PER_US = 55.0, 1.5e4
-"""Of sums over sorted messages, and of sorting them: a fixed part and a rate. No script fits them: the eight
-sorts of docs/message-passing.md are 1 to 18 % off, and its first sum is a third too slow."""
+"""Of sums over sorted messages: a fixed part and a rate, up to a half too slow
+(benchmarks/results/scatter_costs.json)."""
+
+TILE, TILE_US, TILE_EDGE_US = 8192, 8.2, 1.2e-3
+SORT_US, SORT_EDGE_US, DRAM_EDGE_US = 32.4, 2.0e-5, 4.6e-5
+"""Of a sort (``cuda.sorted_keys``): what one launch sorts, a fixed part and an edge's; what several do, the same where
+the L2 holds the edges, and an edge's where it does not. ``python -m benchmarks.fit.fit_scatter_cost`` fits these, and
+those of atomics, to ``benchmarks/results``."""
 
 CTA_BYTES, ROUND_ROWS, ROUND_US = 8192, 8, 1.2
 """A CTA of the sums has rows of so many bytes side by side, and reads eight behind each other before it waits for
@@ -39,8 +46,13 @@ def atomics_us(s: Sum) -> float:
     """What torch's and Inductor's kernels take."""
     table = s.node.target is aten.embedding_dense_backward.default
     wide = prod(map(hint, s.node.meta["val"].shape)) * WIDE_BYTES / BYTES_PER_US if table else 0.0
-    narrow = s.node.meta["val"].element_size() == 2 or s.how != "sum"  # a compare-and-swap an element
-    return wide + sum((ATOMIC_US if narrow else FLOAT_US) * edges(p) * p.features for p in s.parts)
+    return wide + sum(_element_us(p, s.how) * edges(p) * p.features for p in s.parts)
+
+
+def _element_us(part: Part, how: str) -> float:
+    others = part.node.target in (aten.index_add.default, aten.embedding_dense_backward.default)
+    added = how in ("sum", "mean") and not others
+    return ADDED_US[min(4, part.node.meta["val"].element_size())] if added else ATOMIC_US
 
 
 def sum_us(together: Sequence[Sum]) -> float:
@@ -63,7 +75,10 @@ def _longest_us(s: Sum, row: int) -> float:
 
 
 def sort_us(sorted_edges: int) -> float:
-    return SORT_US + sorted_edges / SORT_EDGES_PER_US
+    """What sorting takes, with where each node's edges start."""
+    if sorted_edges <= TILE:
+        return TILE_US + sorted_edges * TILE_EDGE_US
+    return max(SORT_US + sorted_edges * SORT_EDGE_US, sorted_edges * DRAM_EDGE_US)
 
 
 def edges(part: Part) -> int:

@@ -73,15 +73,15 @@ EAGER: dict[str, Slots] = {
     "scatter_elements": Slots(element=102.0),
     "scatter_fill": Slots(element=73.0),
     "scatter_reduce": Slots(element=159.0),
-    "sort": Slots(element=1340.0, start_s=50e-6),
+    "sort": Slots(element=590.0, start_s=28e-6),
     "segment_sum": Slots(element=18.0),
     "cat": Slots(element=13.0),
     "cat odd": Slots(element=48.0),
 }
 """By kind of kernel. ``norm_sums``: gradients of a LayerNorm's vectors. ``table_gradient``: of an embedding, up to
 ``SORTED`` lookups; ``index_gradient``: of ``x[index]``, by elements. ``cat odd``: a part has rows that are no multiple
-of 16 bytes. ``sort`` (of int64, stable, with the kernels around it; an element an edge) and ``segment_sum``, ours, are
-fitted to the four cases of docs/message-passing.md: sums are 7 to 37 % off, sorts 7 %."""
+of 16 bytes. ``sort`` (an element an edge) and ``segment_sum`` are ours: sorts are fitted to
+benchmarks/results/sorted_keys.json, sums to the four cases of docs/message-passing.md, 7 to 37 % off."""
 
 SORTED = 3072
 """Lookups beyond which an embedding's gradient is made of sorted indices."""
