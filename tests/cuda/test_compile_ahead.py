@@ -10,12 +10,13 @@ from functools import partial
 
 import other_headers
 import pytest
+from compiled import compile_source
 from programs import chain
 
 from tilestream import cuda
 from tilestream.cuda import building, cache, compile, workers
 from tilestream.cuda.building import Building
-from tilestream.cuda.compile import KernelReport, compile_source
+from tilestream.cuda.compile import KernelReport
 from tilestream.cuda.workers import NOW, Task, Workers
 from tilestream.errors import CompileError
 from tilestream.kernels.parts.headers import headers

@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from compiled import compile_source
 from programs import chain
 
 from tilestream import cuda, devices, reference
 from tilestream.cuda import building, cache, compile_only
-from tilestream.cuda.compile import KernelReport, compile_source
+from tilestream.cuda.compile import KernelReport
 from tilestream.ir.pipeline import Pipeline
 from tilestream.kernels.parts.headers import included
 from tilestream.kernels.stream.emit import emit

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import sass
+from compiled import compile_source
 from programs import Program
 
 from tilestream import cuda
-from tilestream.cuda.compile import compile_source
 from tilestream.ir.pipeline import TILE_ROWS
 from tilestream.ir.tileops import OPS
 

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import sass
 import torch
+from compiled import compile_source
 from exchange_on_host import exchange_on_host
 from places import BENCHMARKS
 
 from tilestream import devices
 from tilestream.bench.collectives import PEERS, Timed, compared, dump, exchanges, gather_through_dsm, load, rows_of
 from tilestream.bench.exchange import BLOCK_BYTES, GATHERS, Exchange, Kind
-from tilestream.cuda.compile import compile_source
 from tilestream.cuda.host.build import HostRace, HostRun, HostTrap, Mutation
 from tilestream.errors import VerifyError
 from tilestream.kernels.coefficients.shared_tile import H200_GENERATED

@@ -8,10 +8,11 @@ from dataclasses import replace
 
 import pytest
 import sass
+from compiled import compile_source
 from programs import Program, chain, edge_block, nerf, slopes
 
 from tilestream import cuda, devices
-from tilestream.cuda.compile import compile_source, compiler_version
+from tilestream.cuda.compile import compiler_version
 from tilestream.ir.pipeline import Pipeline, Residency, Shard
 from tilestream.kernels.costs import overlapped
 from tilestream.kernels.stream.build import build

@@ -6,10 +6,11 @@ from itertools import pairwise
 
 import pytest
 import sass
+from compiled import compile_source
 from programs import slopes
 
 from tilestream import cuda
-from tilestream.cuda.compile import compile_source, compiler_version
+from tilestream.cuda.compile import compiler_version
 from tilestream.ir.pipeline import Pipeline, Residency, Shard
 from tilestream.kernels.stream.build import build
 

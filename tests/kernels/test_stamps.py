@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import sass
 import torch
+from compiled import compile_source
 from programs import chain, edge_block
 from random_pipelines import random_pipeline, tensors_for
 from random_programs import Limits
@@ -21,7 +22,6 @@ from stamped import check_complete, check_order
 
 from tilestream import devices
 from tilestream.cuda import stamps
-from tilestream.cuda.compile import compile_source
 from tilestream.cuda.host.build import HostRun, run_on_host, stamped_on_host
 from tilestream.cuda.recording import CONSUMERS, DETAIL, WAIT, Recording, of_logs
 from tilestream.cuda.stamps import Event

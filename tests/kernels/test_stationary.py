@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import sass
 import torch
+from compiled import compile_source
 from stationary import Layer, data, exact, gradients
 
 from tilestream import cuda, reference
-from tilestream.cuda.compile import compile_source
 from tilestream.cuda.host.build import HostRace, HostRun, HostTrap, Mutation, run_on_host
 from tilestream.devices import get
 from tilestream.errors import PlanError, QueueTimeout, VerifyError

@@ -7,9 +7,9 @@ from itertools import pairwise
 
 import sass
 import torch
+from compiled import compile_source
 
 from tilestream import cuda
-from tilestream.cuda.compile import compile_source
 from tilestream.ir.axes import Level, Loop, Spread
 from tilestream.ir.dtypes import TORCH_DTYPES
 from tilestream.ir.pipeline import Pipeline, Role, Stage

@@ -97,7 +97,7 @@ def compiled(source: Source, timeout_s: float | None = None) -> KernelReport:
     """The kernel from memory, from disk, or from NVRTC; a damaged file is announced and made again.
 
     Raises:
-        CompileError: as ``compile_source``.
+        CompileError: no split of a kernel's registers compiles, as ``compile_text`` says.
         TimeoutError: NVRTC has not finished after ``timeout_s`` seconds; it goes on in the background.
     """
     key = _key(source)

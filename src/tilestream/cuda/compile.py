@@ -46,23 +46,6 @@ class Source(Protocol):
     def register_splits(self) -> tuple[tuple[int, int], ...]: ...
 
 
-def compile_source(source: Source) -> KernelReport:
-    """Compile a kernel with the register split that spills least; see ``compile_text``.
-
-    Splits are tried from the first on, until one spills nothing, too much, or no less than the one before: what is
-    given to the consumers is taken from the loader.
-    """
-    tried: list[KernelReport | CompileError] = []
-    for index in range(len(source.register_splits)):
-        try:
-            tried.append(compile_split(source, index))
-        except CompileError as refused:
-            tried.append(refused)
-        if is_settled(tried, source.register_splits):
-            break
-    return best(tried)
-
-
 def compile_split(source: Source, index: int) -> KernelReport:
     """The kernel with one of its register splits.
 

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, fx
 from torch.nn import functional
 
+from tilestream.graph.own import on_gpu
 from tilestream.graph.rewrites import operators
-from tilestream.graph.rewrites.operators import LIBRARY, SEGMENT_REDUCE, busy_words
+from tilestream.graph.rewrites.operators import PADDED, SEGMENT_REDUCE, SEGMENTS, busy_words
 
 
 def padded(matrices: list[Tensor], columns: int) -> list[Tensor]:
@@ -64,5 +65,5 @@ def begin(graph: fx.Graph) -> None:
         sorted_keys.begin()
 
 
-for _kernel in (padded, segments, segment_reduce):
-    LIBRARY.impl(_kernel.__name__, _kernel, "CUDA")
+for _defined, _kernel in ((PADDED, padded), (SEGMENTS, segments), (SEGMENT_REDUCE, segment_reduce)):
+    on_gpu(_defined, _kernel)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, fx
 
 from tilestream.graph.nodes import value
+from tilestream.graph.own import on_gpu, operator
 from tilestream.graph.rewrites.insert import call
 from tilestream.graph.rewrites.shared_keys import MASKS, given_to, take_over
 from tilestream.plan.candidates import FALLBACK, Candidate
@@ -22,27 +23,23 @@ aten = torch.ops.aten
 MOST_POSITIONS = 4096
 """A head of keys has one CTA, which takes longer than the library's over more of them."""
 
-_library = torch.library.Library("tilestream", "FRAGMENT")
-_library.define(
-    "few_queries(Tensor query, Tensor key, Tensor value, Tensor? mask, float scale) -> Tensor",
-    tags=(torch.Tag.needs_exact_strides,),
-)
-FEW_QUERIES = torch.ops.tilestream.few_queries.default
-
 
 def _eager(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float) -> Tensor:
     return torch.nn.functional.scaled_dot_product_attention(query, key, value, mask, scale=scale).contiguous()
 
 
-def _cuda(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+def _cuda(*operands: Any) -> Tensor:
     from tilestream.cuda.few_queries import attention
 
-    return attention(query, key, value, mask, scale)
+    return attention(*operands)
 
 
-_library.impl("few_queries", _eager, "CompositeExplicitAutograd")
-_library.impl("few_queries", _cuda, "CUDA")
-torch.library.register_fake("tilestream::few_queries", lambda query, *_: query.new_empty(query.shape), lib=_library)
+FEW_QUERIES = operator(
+    "few_queries(Tensor query, Tensor key, Tensor value, Tensor? mask, float scale) -> Tensor",
+    _eager,
+    lambda query, *_: query.new_empty(query.shape),
+)
+on_gpu(FEW_QUERIES, _cuda)
 
 
 @dataclass(frozen=True)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor, fx
 
 from tilestream.announce import announced
-from tilestream.graph.interaction import Interaction, find_interactions, place
-from tilestream.graph.interaction.op import LIBRARY
+from tilestream.graph.interaction import INTERACTION, INTERACTION_BACKWARD, Interaction, find_interactions, place
+from tilestream.graph.own import on_gpu
 from tilestream.options import Options
 from tilestream.plan.candidates import Plan
 from tilestream.plan.chooser import choose
@@ -55,21 +55,17 @@ def choice(kind: Kind, options: Options, target: Target) -> Plan:
 # -- the kernels
 
 
-def _interaction(
-    sources: Sequence[Tensor], indices: Sequence[Tensor | None], first: Tensor, second: Tensor, head: int
-) -> Tensor:
+def _interaction(*operands: Any) -> Tensor:
     from tilestream.cuda.interaction import forward
 
-    return forward(sources, indices, first, second, head)
+    return forward(*operands)
 
 
-def _interaction_backward(
-    sources: Sequence[Tensor], indices: Sequence[Tensor | None], first: Tensor, second: Tensor, given: Tensor
-) -> Tensor:
+def _interaction_backward(*operands: Any) -> Tensor:
     from tilestream.cuda.interaction import backward
 
-    return backward(sources, indices, first, second, given)
+    return backward(*operands)
 
 
-LIBRARY.impl("interaction", _interaction, "CUDA")
-LIBRARY.impl("interaction_backward", _interaction_backward, "CUDA")
+on_gpu(INTERACTION, _interaction)
+on_gpu(INTERACTION_BACKWARD, _interaction_backward)

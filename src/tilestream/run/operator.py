@@ -8,19 +8,10 @@ from typing import Any
 
 import torch
 
+from tilestream.graph.own import operator
 from tilestream.ir.dtypes import TORCH_DTYPES
 from tilestream.run.call import RegionCall
 from tilestream.run.spec import decode
-
-_library = torch.library.Library("tilestream", "FRAGMENT")
-_library.define(
-    "region(Tensor[] inputs, SymInt[] sizes, str spec) -> Tensor[]",
-    # With flexible layouts Inductor would pad rows of what it computes, and every call would copy them back.
-    tags=(torch.Tag.needs_exact_strides,),
-)
-
-REGION = torch.ops.tilestream.region.default
-"""What stands in a graph."""
 
 _calls: dict[tuple[str, int], RegionCall] = {}
 
@@ -66,8 +57,9 @@ def shapes(inputs: Sequence[torch.Tensor], sizes: Sequence[Any], spec: str) -> l
     ]
 
 
-_library.impl("region", run, "CompositeExplicitAutograd")
-torch.library.register_fake("tilestream::region", shapes, lib=_library)
+REGION = operator("region(Tensor[] inputs, SymInt[] sizes, str spec) -> Tensor[]", run, shapes)
+"""What stands in a graph."""
+
 # A name that the code which Inductor writes can call without an import.
 torch.ops.tilestream.run_region = run  # pyright: ignore[reportAttributeAccessIssue]
 

@@ -8,16 +8,7 @@ import torch
 from torch import Tensor
 
 from tilestream.graph.interaction.sites import PIECE
-
-LIBRARY = torch.library.Library("tilestream", "FRAGMENT")
-for _schema in (
-    "interaction(Tensor[] sources, Tensor?[] indices, Tensor first, Tensor second, int head) -> Tensor",
-    "interaction_backward(Tensor[] sources, Tensor?[] indices, Tensor first, Tensor second, Tensor given) -> Tensor",
-):
-    LIBRARY.define(_schema, tags=(torch.Tag.needs_exact_strides,))
-
-INTERACTION = torch.ops.tilestream.interaction.default
-INTERACTION_BACKWARD = torch.ops.tilestream.interaction_backward.default
+from tilestream.graph.own import operator
 
 
 def width(features: int, pairs: int, head: int) -> int:
@@ -71,7 +62,8 @@ def _backward_shape(
     return given.new_empty((len(sources), given.shape[0], sources[0].shape[1]))
 
 
-LIBRARY.impl("interaction", interaction, "CompositeExplicitAutograd")
-LIBRARY.impl("interaction_backward", interaction_backward, "CompositeExplicitAutograd")
-torch.library.register_fake("tilestream::interaction", _shape, lib=LIBRARY)
-torch.library.register_fake("tilestream::interaction_backward", _backward_shape, lib=LIBRARY)
+_SHARED = "(Tensor[] sources, Tensor?[] indices, Tensor first, Tensor second, "
+INTERACTION = operator(f"interaction{_SHARED}int head) -> Tensor", interaction, _shape)
+INTERACTION_BACKWARD = operator(
+    f"interaction_backward{_SHARED}Tensor given) -> Tensor", interaction_backward, _backward_shape
+)

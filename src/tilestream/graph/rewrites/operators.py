@@ -10,18 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from tilestream.errors import InputError
-
-LIBRARY = torch.library.Library("tilestream", "FRAGMENT")
-for _schema in (
-    "padded(Tensor[] matrices, SymInt columns) -> Tensor[]",
-    "segments(Tensor index, SymInt nodes) -> (Tensor, Tensor, Tensor)",
-    'segment_reduce(Tensor? base, Tensor rows, Tensor order, Tensor starts, Tensor busy, str how="sum") -> Tensor',
-):
-    LIBRARY.define(_schema, tags=(torch.Tag.needs_exact_strides,))
-
-PADDED = torch.ops.tilestream.padded.default
-SEGMENTS = torch.ops.tilestream.segments.default
-SEGMENT_REDUCE = torch.ops.tilestream.segment_reduce.default
+from tilestream.graph.own import operator
 
 LONG = 64
 """Of the rows that are summed at one node: more are summed by whole CTAs."""
@@ -102,6 +91,10 @@ def _reduced_shape(
     return rows.new_empty((starts.shape[0] - 1, *rows.shape[1:]))
 
 
-for _made, _shapes in ((padded, _padded_shapes), (segments, _segments_shapes), (segment_reduce, _reduced_shape)):
-    LIBRARY.impl(_made.__name__, _made, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"tilestream::{_made.__name__}", _shapes, lib=LIBRARY)
+PADDED = operator("padded(Tensor[] matrices, SymInt columns) -> Tensor[]", padded, _padded_shapes)
+SEGMENTS = operator("segments(Tensor index, SymInt nodes) -> (Tensor, Tensor, Tensor)", segments, _segments_shapes)
+SEGMENT_REDUCE = operator(
+    'segment_reduce(Tensor? base, Tensor rows, Tensor order, Tensor starts, Tensor busy, str how="sum") -> Tensor',
+    segment_reduce,
+    _reduced_shape,
+)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from collections.abc import Callable
 from functools import cached_property
-from typing import ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from tilestream.ir.pipeline import Pipeline, Stage
 from tilestream.ir.plain import plain
@@ -23,22 +23,19 @@ class ProductKernel(Kernel, Generic[Schedule]):
     """The kernel of a launch of one stage that is a product, of the shape that its scheduler takes."""
 
     shape: ClassVar[KernelShape]
+    build: ClassVar[Callable[..., Any]]
+    """Makes the schedule of a stage in plain form within a limit of shared memory: ``model.build``."""
+    code: ClassVar[Callable[..., Code]]
+    """What is written of a schedule, for a launch in plain form."""
 
     @classmethod
     def matches(cls, launch: Pipeline) -> bool:
         return shape_of(launch) is cls.shape
 
-    @abstractmethod
-    def build(self, stage: Stage, pipeline: Pipeline, limit: int) -> Schedule: ...
-
-    @property
-    @abstractmethod
-    def code(self) -> Code: ...
-
     def within(self, limit: int) -> Schedule:
         """Its schedule within ``limit`` bytes of shared memory; raises as ``model.build``."""
         written = plain(self.launch)
-        return self.build(written.stages[0], written, limit)
+        return type(self).build(written.stages[0], written, limit)
 
     @cached_property
     def schedule(self) -> Schedule:
@@ -52,7 +49,7 @@ class ProductKernel(Kernel, Generic[Schedule]):
         return Footprint(s.shared_bytes, s.registers, s.parts)
 
     def _emit(self, stamped: bool, annotate: bool) -> KernelSource:
-        return emit(self.launch, self.code)
+        return emit(self.launch, type(self).code(self.schedule, plain(self.launch)))
 
     @property
     def space(self) -> Space:

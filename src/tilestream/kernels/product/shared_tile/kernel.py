@@ -7,8 +7,6 @@ from functools import cached_property
 from math import ceil
 
 from tilestream.devices import Device
-from tilestream.ir.pipeline import Pipeline, Stage
-from tilestream.ir.plain import plain
 from tilestream.kernels.costs import ClosedForm, Counts
 from tilestream.kernels.kernel import Frame, halves
 from tilestream.kernels.parts.source import Part
@@ -27,16 +25,10 @@ class SharedTileKernel(ProductKernel[SharedTile]):
     unless its CTAs are alone: then a launch has as many as there are tiles, and they need not be resident at once."""
 
     shape = KernelShape.SHARED_TILE
+    build, code = build, SharedTileCode
     family = "shared tile"
     closed_form = ClosedForm("shared tiles", 0.07, "generated kernels of 1 to 512 rows, fitted and not")
     starts_early = True
-
-    def build(self, stage: Stage, pipeline: Pipeline, limit: int) -> SharedTile:
-        return build(stage, pipeline, limit)
-
-    @property
-    def code(self) -> SharedTileCode:
-        return SharedTileCode(self.schedule, plain(self.launch))
 
     def clusters(self, limit: int) -> tuple[int, int]:
         s = self.within(limit)

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from functools import cached_property
 
 from tilestream.devices import Device
-from tilestream.ir.pipeline import Pipeline, Stage
-from tilestream.ir.plain import plain
 from tilestream.kernels.costs import ClosedForm, Counts
 from tilestream.kernels.kernel import Frame, halves
 from tilestream.kernels.product.kernel import ProductKernel
@@ -23,15 +21,9 @@ class TiledBlockKernel(ProductKernel[TiledBlock]):
     """The kernel of a launch of one stage whose products are tiles dealt over the grid."""
 
     shape = KernelShape.TILED_BLOCK
+    build, code = build, TiledBlockCode
     family = "tiled block"
     closed_form = ClosedForm("tiled blocks", 0.03, "the six blocks that it was fitted on")
-
-    def build(self, stage: Stage, pipeline: Pipeline, limit: int) -> TiledBlock:
-        return build(stage, pipeline, limit)
-
-    @property
-    def code(self) -> TiledBlockCode:
-        return TiledBlockCode(self.schedule, plain(self.launch))
 
     def cost(self, rows: int, device: Device) -> Counts:
         return tiled_block_cost(self.within(device.shared_bytes_per_cta), rows, device)

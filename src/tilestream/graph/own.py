@@ -1,0 +1,28 @@
+"""How an operator of ours is defined: what it means on any device, the shapes of its results, its kernel on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+LIBRARY = torch.library.Library("tilestream", "FRAGMENT")
+
+
+def operator(schema: str, meaning: Callable[..., Any], shapes: Callable[..., Any]) -> torch._ops.OpOverload:
+    """``tilestream::`` and what ``schema`` says, computed by ``meaning`` where it has no kernel.
+
+    Its operands keep their strides: with flexible layouts Inductor would pad rows of what it computes, and every call
+    would copy them back.
+    """
+    name = schema.partition("(")[0]
+    LIBRARY.define(schema, tags=(torch.Tag.needs_exact_strides,))
+    LIBRARY.impl(name, meaning, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"tilestream::{name}", shapes, lib=LIBRARY)
+    return getattr(torch.ops.tilestream, name).default
+
+
+def on_gpu(defined: torch._ops.OpOverload, kernel: Callable[..., Any]) -> None:
+    """Have ``kernel`` compute an operator of ours on a GPU."""
+    LIBRARY.impl(defined._opname, kernel, "CUDA")
