@@ -111,35 +111,6 @@ def test_a_feed_forward_block_in_chunks_never_holds_its_middle() -> None:
     assert {t: held(stage, t) for t in "xahy"} == {"x": ("k",), "a": (), "h": (), "y": ("out",)}
 
 
-def test_an_interaction_of_lookups() -> None:
-    """DLRM's: all pairs of a dense vector and rows of tables, behind the dense vector itself."""
-    known = axes("rows f=6 one=1 i=3 pair=3 out=9 r0 r1")
-    ops = program(
-        """
-        x[rows,one,f] = copy X[rows,f]
-        a[rows,one,f] = copy W0[i0[rows],f]
-        b[rows,one,f] = copy W1[i1[rows],f]
-        v[rows,i,f] = cat x[rows,i,f] a[rows,i-1,f] b[rows,i-2,f]
-        p[rows,pair]:f32 = product v[rows,first[pair],f] v[rows,second[pair],f]
-        x[rows,0,f] -> Y[rows,f]
-        p -> Y[rows,pair+6]
-        """,
-        known,
-    )
-    given = "X[rows,f] W0[r0,f] W1[r1,f] i0[rows]:i64 i1[rows]:i64 first[pair]:i32 second[pair]:i32 >Y[rows,out]"
-    p = one(ops, [("rows", 16)], Spread(GRID, 3, ("rows",)), kinds=tensors(given, known))
-    below = torch.tril_indices(3, 3, -1)
-    inputs = data(p, rows=ROWS, r0=40, r1=7)
-    inputs |= {"i0": torch.randint(40, (ROWS,)), "i1": torch.randint(7, (ROWS,))}
-    inputs |= {"first": below[0].int(), "second": below[1].int()}
-
-    def interaction(X, W0, W1, i0, i1, first, second):
-        v = torch.stack([X, W0[i0], W1[i1]], 1)
-        return {"Y": torch.cat([X, (v @ v.mT)[:, first.long(), second.long()]], 1)}
-
-    checked(p, inputs, interaction)
-
-
 GATED = """
     x[rows,k] = load X[rows,k]
     a[rows,hid] = product x W1[hid,k]

@@ -32,6 +32,14 @@ def test_a_box_says_loops_exchanges_and_what_is_whole() -> None:
     ]
 
 
+def test_a_loop_over_edges_says_whose() -> None:
+    names = axes("nodes edges=starts[nodes] f=4")
+    ops = program("m[edges,f] = copy e[edges,f]\ns[nodes,f] = product m\ns -> Y[nodes,f]", names)
+    stage = Stage("s", ops, (Loop("nodes", 8), Loop("edges", 4)))
+    texts = [(r.indent, r.text) for r in nest_drawing.rows(stage) if r.kind == "loop"]
+    assert texts == [(0, "for nodes, 8 a turn"), (1, "for edges of each nodes, 4 a turn")]
+
+
 def test_stages_and_queues_are_drawn() -> None:
     for transport, kind in ((Transport.L2, "queue l2"), (Transport.DRAM, "queue dram")):
         queue = Queue("a", "up", ("down",), transport, depth=0 if transport is Transport.DRAM else 4)

@@ -95,7 +95,7 @@ class _Held:
 class _Machine:
     def __init__(self, p: Pipeline, tensors: Mapping[str, Array], arithmetic: Arithmetic, moved: Moved) -> None:
         self.p, self.arithmetic, self.moved = p, arithmetic, moved
-        self.size, self.segments = _sizes(p, tensors)
+        self.size, self.segments = sizes_given(p, tensors)
         check_orders(p, tensors)
         self.memory = {n: arithmetic.widen(x) if x.is_floating_point() else x for n, x in tensors.items()}
         added = {op.params[-1] for s in p.stages for op in s.ops if op.kind == "store_add"}
@@ -430,7 +430,7 @@ class _Ring(Ring):
                     sent.known[self.region(key)] = False
 
 
-def _sizes(p: Pipeline, tensors: Mapping[str, Array]) -> tuple[dict[str, int], dict[str, Segments]]:
+def sizes_given(p: Pipeline, tensors: Mapping[str, Array]) -> tuple[dict[str, int], dict[str, Segments]]:
     """The size of every axis, read off the tensors where it is not declared; and where ragged ones lie."""
     declared = [a for s in p.stages for op in s.ops if op.out is not None for a in op.out.axes]
     size = p.sizes()

@@ -12,18 +12,22 @@ from tilestream.ir.dtypes import TORCH_DTYPES
 from tilestream.ir.pipeline import Pipeline, Role, TileOp
 from tilestream.ir.taps import Tap
 from tilestream.reference.ops import FLOAT64, WORKING, evaluate, pixels
+from tilestream.reference.whole_ragged import run_ragged
 
 
 def run_whole(pipeline: Pipeline, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Every output of ``pipeline`` on the device of its tensors: ``[rows, features]``, and sums over all rows.
 
     The same rounding as ``reference.run``, without stages, tiles or queues: ops in the order of their operands. Of
-    general axes those of weight gradients and backward chains (``plan.gradients``, ``plan.backward_chains``).
+    general axes those of weight gradients and backward chains (``plan.gradients``, ``plan.backward_chains``), and
+    pipelines of one ragged axis (``whole_ragged``).
 
     Args:
         tensors: every input, ``[rows, features]``, and every parameter, of its declared shape and dtype; or all of them
             in float64, and nothing is rounded.
     """
+    if len(pipeline.ragged) == 1:
+        return run_ragged(pipeline, tensors)
     exact = all(t.dtype == torch.float64 for t in tensors.values())
     arithmetic = FLOAT64 if exact else WORKING
     tiles = pipeline.tiles()

@@ -71,7 +71,8 @@ def _nest(
 ) -> Iterator[Row]:
     for item in body:
         if isinstance(item, Nest):
-            yield Row("loop", depth, f"for {item.axis}, {tiles[item.axis]} a turn")
+            within = f" of each {stage.outer[item.axis]}" if item.axis in stage.outer else ""
+            yield Row("loop", depth, f"for {item.axis}{within}, {tiles[item.axis]} a turn")
             yield from _nest(item.body, stage, tiles, moved, depth + 1)
             continue
         for each in moved.get(id(item), ()):

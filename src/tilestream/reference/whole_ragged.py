@@ -1,0 +1,147 @@
+"""A ragged pipeline as torch operators on whole tensors: values of edges flat, sums by ``torch.segment_reduce``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import reduce
+from math import prod
+
+import torch
+from torch import Tensor as Array
+
+from tilestream.ir.axes import View
+from tilestream.ir.derive import mentions, result_axes, sums
+from tilestream.ir.pipeline import Pipeline, Role, TileOp
+from tilestream.reference.einsum import COMBINE, align, evaluate, softmax
+from tilestream.reference.mesh_machine import sizes_given
+from tilestream.reference.ops import FLOAT64, WORKING
+from tilestream.reference.workers import coordinate, read
+
+REDUCE = {"sum": "sum", "max": "max", "min": "min", "mul": "prod"}
+
+
+def run_ragged(pipeline: Pipeline, tensors: Mapping[str, Array]) -> dict[str, Array]:
+    """Every output of a pipeline with one ragged axis, on the device of its tensors, rounded as by ``reference.run``.
+
+    Args:
+        tensors: as for ``reference.run``; or those that are not indices all in float64, and nothing is rounded.
+
+    Raises:
+        InputError: bounds that are none.
+    """
+    with torch.device(next(iter(tensors.values())).device):
+        return _Whole(pipeline, tensors).run()
+
+
+class _Whole:
+    """Values of all ops, in order. An op of edges reads what nodes have at the node of each edge."""
+
+    def __init__(self, p: Pipeline, tensors: Mapping[str, Array]) -> None:
+        self.p = p
+        exact = all(t.dtype == torch.float64 for t in tensors.values() if t.is_floating_point())
+        self.arithmetic = FLOAT64 if exact else WORKING
+        self.size, segments = sizes_given(p, tensors)
+        ((self.edges, self.segments),) = segments.items()
+        self.memory = {n: self.arithmetic.widen(x) if x.is_floating_point() else x for n, x in tensors.items()}
+        added = {op.params[-1] for s in p.stages for op in s.ops if op.kind == "store_add"}
+        for t in p.by_role(Role.OUTPUT):
+            fill = 0.0 if t.name in added else torch.nan
+            self.memory[t.name] = torch.full([self.size[a.name] for a in t.axes], fill, dtype=self.arithmetic.dtype)
+        self.tiles = p.tiles()
+
+    def run(self) -> dict[str, Array]:
+        for op in (op for stage in self.p.stages for op in stage.ops):
+            if op.out is None:
+                self._store(op)
+            else:
+                value = self._made(op)
+                self.memory[op.out.name] = self.arithmetic.rounded(value, op.out.dtype) if op.kind == "cast" else value
+        return {t.name: self.arithmetic.stored(self.memory[t.name], t.dtype) for t in self.p.by_role(Role.OUTPUT)}
+
+    def _made(self, op: TileOp) -> Array:
+        """At each edge if ``op`` has edges, then summed to nodes if its result has none."""
+        over_edges = self.edges in sums(op)
+        flat = self._at_edges(op)
+        operands = [self._operand(op, view) for view in op.views]
+        lengths = {a: self.size[a] for a in mentions(flat)}
+        if op.combine == "softmax" and over_edges:
+            return self._softmax(flat, operands, lengths)
+        if op.combine == "softmax":
+            return softmax(flat, operands, lengths)[0]
+        value = evaluate(flat, operands, lengths, self.arithmetic.dtype)
+        if not over_edges:
+            return value
+        axis, empty = self._axis(flat), op.attr("empty")
+        found = self._summed(value, axis, op.combine)
+        return found if empty is None else torch.where(self._none(found, axis), float(empty), found)
+
+    def _at_edges(self, op: TileOp) -> TileOp:
+        """``op`` with edges in the place of their nodes, if it has any."""
+        nodes = self.segments.of
+        if self.edges not in mentions(op) or nodes not in mentions(op):
+            return op
+
+        def renamed(v: View | str) -> View:
+            assert isinstance(v, View)
+            at = (replace(c, axes=tuple(self.edges if a == nodes else a for a in c.axes)) for c in v.at or ())
+            return replace(v, at=tuple(at))
+
+        out = op.out and replace(
+            op.out, axes=tuple(replace(a, name=self.edges) if a.name == nodes else a for a in op.out.axes)
+        )
+        return replace(op, out=out, tiles=tuple(map(renamed, op.tiles)), tensors=tuple(map(renamed, op.tensors)))
+
+    def _operand(self, op: TileOp, view: View) -> Array:
+        at = {a: torch.arange(self.size[a]) for a in view.axes}
+        value = read(self.memory[view.of], view, at, self.memory)
+        if op.kind == "product" and view.of in self.tiles:
+            value = self.arithmetic.rounded(value, self.tiles[view.of].dtype)
+        if self.edges in mentions(op) and self.segments.of in view.axes:
+            return self._of_edges(value, view.axes.index(self.segments.of))
+        return value
+
+    def _of_edges(self, value: Array, axis: int) -> Array:
+        """What nodes have, at each of their edges."""
+        return value.index_select(axis, self.segments.owner.clamp(min=0))
+
+    def _axis(self, flat: TileOp) -> int:
+        return result_axes(flat).index(self.edges)
+
+    def _summed(self, value: Array, axis: int, how: str) -> Array:
+        moved = value.movedim(axis, 0).contiguous()
+        nothing = COMBINE[how][0]
+        if not moved.numel():
+            return torch.full([self.size[self.segments.of], *moved.shape[1:]], nothing, dtype=value.dtype).movedim(
+                0, axis
+            )
+        starts = self.segments.starts
+        return torch.segment_reduce(moved, REDUCE[how], offsets=starts, axis=0, initial=nothing).movedim(0, axis)
+
+    def _none(self, like: Array, axis: int) -> Array:
+        """Where nodes have no edges."""
+        return (self.segments.lengths == 0).reshape([-1 if i == axis else 1 for i in range(like.dim())])
+
+    def _softmax(self, flat: TileOp, operands: list[Array], lengths: dict[str, int]) -> Array:
+        """By the maximum of each node's scores, those of other axes that are summed with them included."""
+        kept, summed = result_axes(flat), sorted(sums(flat))
+        order, axis = (*kept, *summed), self._axis(flat)
+        score, *values = (align(x, v.axes, order) for x, v in zip(operands, flat.views, strict=True))
+        size = [lengths[a] for a in order]
+        flattened = [*size[: len(kept)], prod(size[len(kept) :])]
+        score, value = (x.expand(size).reshape(flattened) for x in (score, reduce(torch.mul, values)))
+        most = self._of_edges(self._summed(score.amax(-1), axis, "max"), axis)
+        weight = (score - most[..., None]).exp()
+        total, whole = (self._summed(x.sum(-1), axis, "sum") for x in (weight * value, weight))
+        return torch.where(self._none(whole, axis), 0.0, total / whole)
+
+    def _store(self, op: TileOp) -> None:
+        to, name = op.views[-1], op.params[-1]
+        at = {a: torch.arange(self.size[a]) for a in mentions(op)}
+        where = torch.broadcast_tensors(*(coordinate(c, at, to.axes, self.memory) for c in to.at or ()))
+        value = read(self.memory[op.ins[0]], op.views[0], at, self.memory)
+        moved = evaluate(op, [value], {a: len(x) for a, x in at.items()}, value.dtype).expand(where[0].shape)
+        if op.kind == "store_add":
+            self.memory[name].index_put_(tuple(where), moved, accumulate=True)
+        else:
+            self.memory[name][tuple(where)] = self.arithmetic.rounded(moved, self.p.tensor(name).dtype)
