@@ -198,7 +198,7 @@ def _dram(p: Pipeline, stage: Stage, size: Sizes, seen: set[str], device: Device
                 seen.add(view.of)
     tiles = p.tiles()
     for q in p.queues:
-        whole = size.positions(a.name for a in tiles[q.tile].axes) * DTYPE_BYTES[tiles[q.tile].dtype]
+        whole = size.positions([a.name for a in tiles[q.tile].axes]) * DTYPE_BYTES[tiles[q.tile].dtype]
         if q.transport is Transport.DRAM:
             written += whole * (stage.name == q.producer)
             read += whole * (stage.name in q.consumers)
@@ -207,7 +207,7 @@ def _dram(p: Pipeline, stage: Stage, size: Sizes, seen: set[str], device: Device
 
 def _bytes(p: Pipeline, name: str, size: Sizes) -> float:
     t = p.tensor(name)
-    return float(size.positions(a.name for a in t.axes) * ELEMENT_BYTES[t.dtype])
+    return float(size.positions([a.name for a in t.axes]) * ELEMENT_BYTES[t.dtype])
 
 
 def _exchange_s(stage: Stage, moved: Mapping[str, int], steps: int, device: Device) -> float:

@@ -64,7 +64,7 @@ def segments_launch(kernel: SegmentsKernel, size: Sizes, device: Device) -> SimL
     chains = np.concatenate([in_blocks(short, teams, np.maximum), -(-dealt // teams)])
     tiles = max(1, len(edges))
     outputs = kernel.launch.by_role(Role.OUTPUT)
-    written = float(sum(size.positions(a.name for a in t.axes) * ELEMENT_BYTES[t.dtype] for t in outputs))
+    written = float(sum(size.positions([a.name for a in t.axes]) * ELEMENT_BYTES[t.dtype] for t in outputs))
     whole = TileWork(
         simt_ops=_amount(counts, "lanes"),
         dram_read=max(0.0, _amount(counts, "dram") - written),
