@@ -69,7 +69,7 @@ def segments_launch(kernel: SegmentsKernel, size: Sizes, device: Device) -> SimL
         simt_ops=_amount(counts, "lanes"),
         dram_read=max(0.0, _amount(counts, "dram") - written),
         dram_write=written,
-        l2_read=max(0.0, _amount(counts, "l2") - written),
+        l2_read=max(0.0, counts["l2"].seconds * device.l2_bytes_per_s - written),  # of rows at random places
         l2_write=written,
     )
     stage = SimStage(
@@ -91,11 +91,14 @@ def segments_launch(kernel: SegmentsKernel, size: Sizes, device: Device) -> SimL
 
 
 def _waits_s(kernel: SegmentsKernel, chains: np.ndarray, device: Device) -> tuple[float, ...]:
-    """Of tiles whose longest team goes along so many edges: a load for each batch of them that is under way at once."""
+    """Of tiles whose longest team goes along so many edges: a load from the L2 for each batch that is under way at once.
+
+    Teams that wait for longer ones are so in it, and the counts' instructions are taken as they are issued.
+    """
     total = np.zeros(len(chains))
     for each in kernel.program.passes:
         total += np.ceil(chains / (in_flight(kernel.program, kernel.layout, each) * kernel.layout.at_once))
-    return tuple((total * device.load_s).tolist())
+    return tuple((total * device.again_s).tolist())
 
 
 def _amount(counts: Counts, name: str) -> float:
