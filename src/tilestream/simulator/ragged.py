@@ -91,7 +91,7 @@ def segments_launch(kernel: SegmentsKernel, size: Sizes, device: Device) -> SimL
 
 
 def _waits_s(kernel: SegmentsKernel, chains: np.ndarray, device: Device) -> tuple[float, ...]:
-    """Of tiles whose longest team goes along so many edges: a load from the L2 for each batch that is under way at once.
+    """Of tiles whose longest team goes along so many edges: a load from the L2 for each batch that is under way.
 
     Teams that wait for longer ones are so in it, and the counts' instructions are taken as they are issued.
     """
