@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from ragged_cases import CASES
 
 from tilestream.apps import APPS
 from tilestream.apps.load import load
 from tilestream.apps.models import MODELS
 from tilestream.bench import analysed
+from tilestream.devices import get
 from tilestream.options import Options
 from tilestream.report import timeline
 from tilestream.report.charts import LEFT, gantt
-from tilestream.report.simulation import Simulation
+from tilestream.report.simulation import Run, Simulation
 from tilestream.report.timeline import by_worker, waits
+from tilestream.simulator import simulate
 
 
 def before_zero(name: str, rows: int | None = None, training: bool = False) -> list[dict[str, Any]]:
@@ -37,6 +41,18 @@ def before_zero(name: str, rows: int | None = None, training: bool = False) -> l
 @pytest.mark.parametrize("name", ["nerf", "two_tower", "gated_ffn"])
 def test_no_event_of_an_app_is_before_zero(name: str) -> None:
     assert before_zero(name, 8192) == []
+
+
+def test_a_ragged_pipeline_has_a_timeline_and_says_what_was_assumed() -> None:
+    p = CASES["GIN"].pipeline
+    analysis = analysed(load("nerf", 64, fake=True), Options(device="h200"))
+    run = Run("region0", "segments", True, p, simulate(p, {"nodes": 4096, "edges": 40960}, get("h200")))
+    made = replace(Simulation.of(analysis), runs=(run,))
+    assert "region0: edges: mean 10.0, largest 10, assumed all equal" in str(made)
+    (found,) = made.timelines().values()
+    names = {e["name"] for e in timeline.trace(made.timelines())["traceEvents"] if e["ph"] == "X"}
+    assert found.spans and names and gantt(found)
+    assert made.json()["runs"][0]["note"] == found.note
 
 
 @pytest.mark.exhaustive

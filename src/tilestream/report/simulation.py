@@ -70,7 +70,7 @@ class Simulation:
         """Runs that have steps to draw, by region and strategy."""
         found: dict[str, dict[str, Outcome]] = {}
         for run in self.runs:
-            if by_rows(run.pipeline):
+            if by_rows(run.pipeline) or run.outcome.spans:
                 found.setdefault(run.region, {})[run.strategy] = run.outcome
         return found
 
@@ -118,7 +118,8 @@ class Simulation:
         times = "; ".join(f"{name} {microseconds(us)} us" for name, us in self.whole_us.items())
         device = self.analysis.device
         formulas = whole.formulas((run.pipeline for run in self.runs), device)
-        notes = [f"{whole.simulator(device)}. {NOTE}", *formulas, whole.float32(self.analysis)]
+        lengths = [f"{run.region}: {run.outcome.note}" for run in self.runs if run.pipeline.ragged]
+        notes = [f"{whole.simulator(device)}. {NOTE}", *formulas, *lengths, whole.float32(self.analysis)]
         return Group(
             title,
             *launches.render(self.analysis),
