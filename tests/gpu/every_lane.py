@@ -35,7 +35,12 @@ MUTATIONS = (
     (
         "ptx.cuh",
         "TS_DEV void bar_expect(u32 bar, u32 bytes) {",
-        "TS_DEV void bar_expect(u32 bar, u32 bytes) {\n  bar_arrive(bar, 31);",
+        "TS_DEV void bar_expect(u32 bar, u32 bytes, u32 others = 31) {\n  if (others) bar_arrive(bar, others);",
+    ),
+    (
+        "gradients.cuh",
+        "  if (lane_in_warp() == 0) {\n    bar_expect(full, bulk);",
+        "  if (lane_in_warp() != 0) lane_arrive(full);\n  if (lane_in_warp() == 0) {\n    bar_expect(full, bulk, 0);",
     ),
     ("ptx.cuh", "if ((threadIdx.x & 31) == 0) bar_arrive(bar);", "lane_arrive(bar);"),
     ("ptx.cuh", "  u32 lane = threadIdx.x & 31;\n  if (lane < 2)\n", "  for (u32 lane = 0; lane < 2; ++lane)\n"),

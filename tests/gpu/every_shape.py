@@ -179,7 +179,7 @@ def turned_weights() -> None:
         for weight in pipeline.by_role(Role.PARAMETER):
             if len(weight.shape) == 2:
                 given[weight.name] = given[weight.name].t().contiguous().t()
-        results = [compiled.empty(t, rows) for t in compiled.outputs]
+        results = [compiled.empty(t, rows, {}) for t in compiled.outputs]
         compiled.bind(given, rows, [t.name for t in compiled.outputs])(results)
 
 

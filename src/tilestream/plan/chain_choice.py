@@ -5,7 +5,6 @@ from __future__ import annotations
 from tilestream.devices import Device
 from tilestream.errors import PlanError
 from tilestream.ir.serialise import pipeline_to_json
-from tilestream.kernels.gradients import builds
 from tilestream.kernels.gradients.chain_cost import cost
 from tilestream.options import Options
 from tilestream.plan.backward_chains import STRATEGY, Joined
@@ -25,7 +24,7 @@ def question(
 
     def propose() -> tuple[Candidate, ...]:
         us = sum(cost(p, rows, device).seconds for p in joined.pipelines) * 1e6
-        why = "" if forced else _why_apart(joined, timed)
+        why = "" if forced or timed else "it is joined only where both ways are timed"
         return Candidate(STRATEGY, joined.pipelines[0], us, rejected=why), Candidate(FALLBACK, None, apart_us)
 
     def decides() -> list[object]:
@@ -47,12 +46,3 @@ def expected(joined: Joined, rows: int, device: Device, options: Options, apart_
         return decide(asked)
     found = {c.name: PlanError(c.rejected) if c.measured_us is None else c.measured_us for c in timed.candidates}
     return decide(asked, lambda wanted: [found[c.name] for c in wanted])
-
-
-def _why_apart(joined: Joined, timed: bool) -> str:
-    """Why a GPU would not run a chain; empty if it may."""
-    if not timed:
-        return "it is joined only where both ways are timed"
-    if any(s.odd for pipeline in joined.pipelines for s in builds(pipeline)):
-        return "it reads rows that bulk copies cannot address: no GPU has run such a kernel yet"
-    return ""
