@@ -15,7 +15,7 @@ from tilestream.ir.pipeline import Pipeline, Role, Stage, Tensor, Tile, TileOp
 NODES, EDGES = Axis("nodes"), Axis("edges", of="nodes", bounds="starts")
 STARTS = Tensor("starts", Role.PARAMETER, (Axis("starts.rows"),), "i32")
 BUSY = Tensor("starts.busy", Role.PARAMETER, (Axis("starts.busy.rows"),), "i32")
-LONG, PIECE_EDGES = 64, 1024
+LONG, PIECE_EDGES = 64, 256
 
 
 @dataclass

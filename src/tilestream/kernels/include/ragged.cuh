@@ -16,7 +16,7 @@
 
 namespace ts {
 
-constexpr int LONG = 64, PIECE_EDGES = 1024;  // as where `busy` is made
+constexpr int LONG = 64, PIECE_EDGES = 256;  // as where `busy` is made
 constexpr int BOUNDS = -1;  // what a record says where bounds go down, or beyond the edges
 
 struct Sum {
@@ -114,18 +114,25 @@ TS_DEV void put_one(char* to, float x) {
 }
 TS_DEV long long least(long long a, long long b) { return a < b ? a : b; }
 
-// ---- a softmax whose maximum runs: of the old and the new one, what is kept of what was summed, and what a value weighs
-TS_DEV void weigh(float score, float& most, float& sum, float& keep, float& weight) {
-  const float further = score == most ? 0.0f : score - most, other = exp_(-abs_(further));
-  keep = further > 0.0f ? other : 1.0f;
-  weight = further > 0.0f ? 1.0f : other;
-  most = further > 0.0f ? score : most;
-  sum = fma_(sum, keep, weight);
+// ---- a softmax whose maximum runs: exp(x - most), where nothing is left of what lies infinitely far below
+TS_DEV float share(float x, float most) { return x == most ? 1.0f : exp_(x - most); }
+// Score `j` of each of the first `count` edges becomes its weight; what is left of those before.
+template <int MOST, class Scores>
+TS_DEV float weights(Scores (&w)[MOST], int j, int count, float& most, float& sum) {
+  const float before = most;
+#pragma unroll
+  for (int k = 0; k < MOST; ++k)
+    if (k < count) most = w[k].v[j] > most ? w[k].v[j] : most;
+  const float keep = share(before, most);
+  sum *= keep;
+#pragma unroll
+  for (int k = 0; k < MOST; ++k)
+    if (k < count) sum += w[k].v[j] = share(w[k].v[j], most);
+  return keep;
 }
 TS_DEV void shares(float& most, float other, float& own, float& others) {
   const float all = other > most ? other : most;
-  own = most == all ? 1.0f : exp_(most - all);
-  others = other == all ? 1.0f : exp_(other - all);
+  own = share(most, all), others = share(other, all);
   most = all;
 }
 // NaN where the maximum is infinite, as exp(x - max x) is.
@@ -171,9 +178,16 @@ TS_DEV void batch(const Params& p, const Team& t, const Fixed& f, const Node& n,
 #pragma unroll
   for (int k = 0; k < Pass::IN_FLIGHT; ++k)
     if (WHOLE || k * step < to - at) Pass::load(p, t, at + k * step, row[k]);
+  typename Pass::Scores w[Pass::IN_FLIGHT];
+  if constexpr (Pass::Scores::COUNT > 0) {
+#pragma unroll
+    for (int k = 0; k < Pass::IN_FLIGHT; ++k)
+      if (WHOLE || k * step < to - at) Pass::score(p, t, f, n, row[k], w[k]);
+    Pass::weigh(w, WHOLE ? Pass::IN_FLIGHT : (to - at - 1) / step + 1, s);
+  }
 #pragma unroll
   for (int k = 0; k < Pass::IN_FLIGHT; ++k)
-    if (WHOLE || k * step < to - at) Pass::step(p, t, f, n, row[k], at + k * step, s);
+    if (WHOLE || k * step < to - at) Pass::step(p, t, f, n, row[k], w[k], at + k * step, s);
 }
 template <class Pass, class Params, class Team, class Fixed, class Node>
 TS_DEV void over_edges(const Params& p, const Team& t, const Fixed& f, const Node& n, typename Pass::Sums& s, int from, int to, int step) {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from tilestream.kernels.parts.snippets import expression, literal
 from tilestream.kernels.parts.text import block, loop
@@ -235,19 +236,60 @@ class PassCode:
     def _row(self, index: int, of: str) -> str:
         return f"{of}at{index}" if index >= 0 else "(u32)at"
 
-    def step(self) -> list[str]:
+    def _values(self, ends: Sequence[str]) -> list[str]:
+        """Statements that make values of an edge, and all that they are made of, from its rows."""
+        wanted, left = set[str](), list(ends)
+        while left:
+            name = left.pop()
+            if name not in wanted and name in self.p.steps:
+                left += self.p.steps[name].operands
+            wanted.add(name)
         lines = []
         for name, a in self.words.items():
-            value = self.code.name(name)
-            lines += [f"float {value}[{a.count}];", a.unpacked(value, f"row.w{self.code.numbers[name]}")]
-        for s in self.each.steps:
-            lines += self.code.value(s)
+            if name in wanted:
+                value = self.code.name(name)
+                lines += [f"float {value}[{a.count}];", a.unpacked(value, f"row.w{self.code.numbers[name]}")]
+        return [*lines, *(line for s in self.each.steps if s.makes in wanted for line in self.code.value(s))]
+
+    @property
+    def scores(self) -> int:
+        """Scores of an edge, of all softmaxes."""
+        return sum(k.scores for k in self.kept)
+
+    def score(self) -> list[str]:
+        """Statements that leave an edge's scores in ``w``."""
+        softmaxes = [k for k in self.kept if k.scores]
+        lines = self._values([k.step.operands[0] for k in softmaxes])
+        for k, first in zip(softmaxes, self._firsts(), strict=True):
+            score = self.code.product([k.step.operands[0]], k.scores)
+            lines += loop("i", k.scores, [f"w.v[{first} + i] = {score};"])
+        return lines
+
+    def _firsts(self) -> list[int]:
+        """Where each softmax's scores lie among those of an edge."""
+        counts = [k.scores for k in self.kept if k.scores]
+        return list(accumulate(counts, initial=0))[:-1]
+
+    def weigh(self) -> list[str]:
+        """Statements that make weights of a batch's scores: maxima move, and what was summed is scaled to them."""
+        lines = []
+        for k, first in zip([k for k in self.kept if k.scores], self._firsts(), strict=True):
+            keep, most, total = f"keep{first}", f"s.v[{k.first} + j]", f"s.v[{k.first + k.scores} + j]"
+            body = [f"{keep}[j] = weights<IN_FLIGHT>(w, {first} + j, count, {most}, {total});"]
+            lines += [f"float {keep}[{k.scores}];", *loop("j", k.scores, body)]
+            lines += self._over(k, f"s.v[{k.first + 2 * k.scores} + i] *= {keep}[{self._score_of(k)}];")
+        return lines
+
+    def step(self) -> list[str]:
+        ends = [name for s in (*self.each.stores, *self.each.sums) for name in s.operands[s.op.combine == "softmax" :]]
+        lines = self._values(ends)
         for s in self.each.stores:
             assert s.write is not None
             access = Access(self.p, self.code.at, s.write)
             lines += access.store(self.code.name(s.operands[0]), self._row(s.write.index, "row."), "")
+        weights = iter(self._firsts())
         for k in self.kept:
-            lines += self._weigh(k) if k.scores else self._over(k, self._combined(k))
+            lines += self._over(k, self._weighed(k, next(weights)) if k.scores else self._combined(k))
         return lines
 
     def _over(self, k: Kept, line: str) -> list[str]:
@@ -260,17 +302,9 @@ class PassCode:
             return f"{to} = fma_({self.code.product(others, k.count)}, {self.code.product([last], k.count)}, {to});"
         return f"{to} = {COMBINE[k.step.op.combine]}::of({to}, {self.code.product(k.step.operands, k.count)});"
 
-    def _weigh(self, k: Kept) -> list[str]:
-        score, values = k.step.operands[0], k.step.operands[1:]
-        at_score = self.code.product([score], k.scores).replace("[i]", "[j]")
-        weights = f"keep{k.first}", f"weight{k.first}"
-        lines = [f"float {weights[0]}[{k.scores}], {weights[1]}[{k.scores}];"]
-        place = f"s.v[{k.first} + j], s.v[{k.first + k.scores} + j]"
-        lines += loop("j", k.scores, [f"weigh({at_score}, {place}, {weights[0]}[j], {weights[1]}[j]);"])
-        j = self._score_of(k)
-        value = self.code.product(values, k.count)
-        to = f"s.v[{k.first + 2 * k.scores} + i]"
-        return [*lines, *self._over(k, f"{to} = fma_({to}, {weights[0]}[{j}], {weights[1]}[{j}] * ({value}));")]
+    def _weighed(self, k: Kept, first: int) -> str:
+        to, value = f"s.v[{k.first + 2 * k.scores} + i]", self.code.product(k.step.operands[1:], k.count)
+        return f"{to} = fma_(w.v[{first} + {self._score_of(k)}], {value}, {to});"
 
     def _score_of(self, k: Kept) -> str:
         """C++ of the score of element ``i``."""

@@ -9,14 +9,14 @@ from tilestream.errors import VerifyError
 from tilestream.ir.pipeline import DTYPE_BYTES
 from tilestream.kernels.segments.model import Pass, Place, Program, Read
 
-WARP, THREADS = 32, 256
+WARP, THREADS = 32, 128
 LANE_BYTES = 16
 """What a lane loads at once, at most."""
 MOST_IN_FLIGHT, ROW_WORDS = 8, 40
 """Edges whose rows a team waits for at once, and registers of a lane for them."""
 MOST_REGISTERS = 150
 """Of sums, values of the node and of an edge: wider programs spill."""
-SLOTS = 2048
+SLOTS = 4096
 """Pieces of nodes that several CTAs share, at most: their partial sums have room."""
 
 
