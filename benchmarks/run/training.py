@@ -47,7 +47,7 @@ RATE = 1e-4
 SCATTERS = {
     "atomics": ("indexFunc", "index_put", "scatter", "dense_backward", "indexing_backward"),
     "sorts": ("Sort", "tilestream_keys", "tilestream_starts"),
-    "sorted sums": ("tilestream_sum",),
+    "sorted sums": ("tilestream_segment",),
 }
 """What kernels that sum rows by an index have in their names."""
 

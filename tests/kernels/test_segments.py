@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 import torch
 from ragged_programs import Case, Graph, aggregators, attention, dot_products, error, gather_sum, uniform, weighted
+from torch import Tensor as T
 
-from tilestream.cuda.host.build import HostRun, run_on_host
+from tilestream.cuda import sorted_keys
+from tilestream.cuda.host.build import HostRun, Mutation, run_on_host
+from tilestream.errors import InputError
+from tilestream.graph.rewrites import operators
 from tilestream.ir.dtypes import TORCH_DTYPES
+from tilestream.ir.pipeline import Pipeline
+from tilestream.run import device_ops
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
 
@@ -75,3 +83,83 @@ def test_same_bits() -> None:
     again = Graph(graph.nodes, graph.index)  # lists its busy pieces in another order
     assert not torch.equal(again.busy, graph.busy)
     assert torch.equal(first, run_on_host(case.pipeline(), given | {"starts.busy": again.busy})["y"])
+
+
+class OnHost:
+    """What binds a pipeline to tensors and runs it by the host's build."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self.pipeline = pipeline
+
+    def bind(self, tensors: Mapping[str, T], rows: int, written: Sequence[str]) -> Callable[[Sequence[T]], None]:
+        def enqueue(results: Sequence[T]) -> None:
+            results[0].copy_(run_on_host(self.pipeline, tensors)["y"])
+
+        return enqueue
+
+
+@pytest.mark.parametrize(
+    ("how", "base", "shape", "dtype"),
+    [("sum", False, (33,), "bf16"), ("sum", True, (1100,), "bf16"), ("max", False, (2, 3), "f32"),
+     ("max", True, (5,), "f16"), ("min", False, (), "f32"), ("mul", False, (4,), "f32"), ("mul", True, (8,), "f32")],
+)  # fmt: skip
+def test_the_operator(
+    how: str, base: bool, shape: tuple[int, ...], dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the operator's own definition, which its kernel stands for on a GPU."""
+    monkeypatch.setattr(device_ops, "executable", lambda pipeline, *_: OnHost(pipeline))
+    monkeypatch.setattr(sorted_keys, "explained", lambda _: nullcontext())
+    torch.manual_seed(0)
+    graph = uniform(20, 200, busy=100)
+    rows = 0.5 + torch.rand(graph.edges + 3, *shape).to(TORCH_DTYPES[dtype])
+    rows = rows / (1.0 if how != "mul" else 1.01)
+    before = torch.randn(graph.nodes, *shape).to(TORCH_DTYPES[dtype]) if base else None
+    given = (before, rows, graph.order, graph.starts, graph.busy, how)
+    got, wanted = device_ops.segment_reduce(*given), operators.segment_reduce(*given)
+    assert got.shape == wanted.shape and got.dtype == wanted.dtype
+    assert error(got, wanted.double()) < max(2 * torch.finfo(rows.dtype).eps, 2e-6)
+
+
+def test_rows_that_do_not_exist() -> None:
+    torch.manual_seed(0)
+    graph, case = uniform(20, 100), gather_sum(8, "bf16")
+    given = case.given(graph)
+    given["src"][37] = 20
+    with pytest.raises(InputError, match="index 'src' of pipeline 'ragged' is 20 at edge 37, and the rows .* are 20"):
+        run_on_host(case.pipeline(), given)
+    given["src"][37] = -20  # counted from the end
+    check_values = run_on_host(case.pipeline(), given)["y"]
+    assert torch.equal(check_values, run_on_host(case.pipeline(), given | {"src": given["src"] % 20})["y"])
+    given["starts"][5] = 1000
+    with pytest.raises(InputError, match="bounds 'starts' of pipeline 'ragged': those of position 4 are .* to 1000"):
+        run_on_host(case.pipeline(), given)
+
+
+MUTANTS = {
+    "a node's first edge": (
+        "over_edges<Pass>(p, t, f, n, s, from + t.edge",
+        "over_edges<Pass>(p, t, f, n, s, from + 1 + t.edge",
+    ),
+    "the last batch": ("if (Pass::IN_FLIGHT > 1 && at < to)", "if (Pass::IN_FLIGHT > 1 && at + 1 < to)"),
+    "a part of the teams of a busy node": (
+        "first + lanes::thread() / LANES, last",
+        "first + lanes::thread() / LANES + 1, last",
+    ),
+    "the sums of the other warps": ("for (int w = 0; w < WARPS; ++w)", "for (int w = 0; w < 1; ++w)"),
+    "the last piece": (
+        "for (int k = lanes::thread() / LANES; k < pieces;",
+        "for (int k = lanes::thread() / LANES; k < pieces - 1;",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", MUTANTS)
+def test_mutants_show(what: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    index = torch.randint(30, (2500,))
+    index[:900], index[900:1900] = 3, 4  # two nodes of several pieces
+    graph, case = Graph(30, index), gather_sum(16, "f32", base=False)
+    given, pipeline = case.given(graph), case.pipeline()
+    options = HostRun(mutations=(Mutation("segments.cuh", *MUTANTS[what]),), folder=tmp_path)
+    got = run_on_host(pipeline, given, options)["y"]
+    assert error(got, case.wanted(graph, given)["y"]) > 1e-3

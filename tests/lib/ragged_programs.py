@@ -11,11 +11,11 @@ from torch import Tensor as T
 from tilestream.ir.axes import At, Axis, Level, Loop, Spread, View, along
 from tilestream.ir.dtypes import TORCH_DTYPES
 from tilestream.ir.pipeline import Pipeline, Role, Stage, Tensor, Tile, TileOp
+from tilestream.kernels.segments.layout import LONG, PIECE_EDGES
 
 NODES, EDGES = Axis("nodes"), Axis("edges", of="nodes", bounds="starts")
 STARTS = Tensor("starts", Role.PARAMETER, (Axis("starts.rows"),), "i32")
 BUSY = Tensor("starts.busy", Role.PARAMETER, (Axis("starts.busy.rows"),), "i32")
-LONG, PIECE_EDGES = 64, 256
 
 
 @dataclass

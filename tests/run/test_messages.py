@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,11 +16,11 @@ from torch import Tensor, fx, nn
 from torch._subclasses import FakeTensorMode
 
 from tilestream.cuda import beside, sorted_keys
-from tilestream.cuda import segments as kernels
 from tilestream.errors import InputError
 from tilestream.graph.rewrites import operators as segments
 from tilestream.graph.rewrites.table import When
 from tilestream.graph.sums import sums
+from tilestream.ir.text import show
 from tilestream.plan import scatter_cost
 from tilestream.run import device_ops
 from tilestream.run.backend import tilestream
@@ -90,13 +91,17 @@ def test_their_kernels_begin_with_the_graph(edges: int, monkeypatch: pytest.Monk
             if isinstance(fake := node.meta.get("val"), Tensor):
                 node.meta["val"] = torch.empty(fake.shape, dtype=fake.dtype, device="cuda")
     begun: list[str] = []
-    for asked in (kernels, sorted_keys):
-        monkeypatch.setattr(asked, "compile_ahead", lambda sources: begun.extend(s.text for s in sources))
+    monkeypatch.setattr(sorted_keys, "compile_ahead", lambda sources: begun.extend(s.text for s in sources))
+    monkeypatch.setattr(device_ops, "build_ahead", lambda pipelines, _: begun.extend(map(show, set(pipelines))))
     assert sort_messages(graph) == 3
     device_ops.begin(graph.graph)
 
     class Nothing:
         def launch(self, *_: object) -> None: ...
+
+    class Unbound:
+        def bind(self, *_: object) -> Any:
+            return lambda _: None
 
     launched: list[str] = []
     monkeypatch.setattr(beside, "function", lambda _, text, *__: launched.append(text) or Nothing())
@@ -104,7 +109,9 @@ def test_their_kernels_begin_with_the_graph(edges: int, monkeypatch: pytest.Monk
     monkeypatch.setattr(sorted_keys, "_record", lambda _: SimpleNamespace(address=0))
     busy = torch.zeros(1, dtype=torch.int32)
     order, starts = sorted_keys.segments(torch.zeros(edges, dtype=torch.int64), 300, busy)
-    kernels.sums(None, torch.zeros(4, 64).bfloat16(), order, starts, busy)
+    monkeypatch.setattr(device_ops, "executable", lambda pipeline, *_: launched.append(show(pipeline)) or Unbound())
+    monkeypatch.setattr(sorted_keys, "explained", lambda _: nullcontext())
+    device_ops.segment_reduce(None, torch.zeros(4, 64).bfloat16(), order, starts, busy)
     assert sorted(begun) == sorted(set(launched))
 
 

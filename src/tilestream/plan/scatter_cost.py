@@ -34,12 +34,11 @@ SORT_US, SORT_EDGE_US, DRAM_EDGE_US = 32.4, 2.0e-5, 4.6e-5
 the L2 holds the edges, and an edge's where it does not. ``python -m benchmarks.fit.fit_scatter_cost`` fits these, and
 those of atomics, to ``benchmarks/results``."""
 
-CTA_BYTES, ROUND_ROWS, ROUND_US = 8192, 8, 1.2
-"""A CTA of the sums has rows of so many bytes side by side, and reads eight behind each other before it waits for
+CTA_BYTES, ROUND_ROWS, ROUND_US = 2048, 4, 1.2
+"""A CTA of the sums has rows of so many bytes side by side, and reads four behind each other before it waits for
 memory, about so long. Estimated; not measured alone."""
-PIECE_EDGES, MOST_PIECES = 1024, 8
-"""A node of more than ``LONG`` edges is summed by whole CTAs, one for so many of its edges, of which each has a piece
-of the columns (``segments.cuh``)."""
+PIECE_EDGES, MOST_PIECES = 256, 1024
+"""A node of more than ``LONG`` edges is summed by whole CTAs, one for so many of its edges (``segments.cuh``)."""
 
 
 def atomics_us(s: Sum) -> float:

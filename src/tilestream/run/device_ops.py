@@ -6,11 +6,14 @@ from math import prod
 
 import torch
 from torch import Tensor, fx
-from torch.nn import functional
 
 from tilestream.graph.own import on_gpu
 from tilestream.graph.rewrites import operators
 from tilestream.graph.rewrites.operators import PADDED, SEGMENT_REDUCE, SEGMENTS, busy_words
+from tilestream.ir.dtypes import DTYPES
+from tilestream.kernels.segments.reduce import MOST_FEATURES, reduction
+from tilestream.run.call import ready
+from tilestream.run.executable import build_ahead, executable
 
 
 def padded(matrices: list[Tensor], columns: int) -> list[Tensor]:
@@ -37,31 +40,46 @@ def segments(index: Tensor, nodes: int) -> tuple[Tensor, Tensor, Tensor]:
 def segment_reduce(
     base: Tensor | None, rows: Tensor, order: Tensor, starts: Tensor, busy: Tensor, how: str = "sum"
 ) -> Tensor:
-    """The rows of each segment reduced; sums by a kernel of ours."""
-    from tilestream.cuda.segments import LANE_BYTES, sums
-    from tilestream.cuda.sorted_keys import explained
+    """The rows of each segment reduced, by a kernel of the family segments.
 
-    if how != "sum" or rows.dtype == torch.float64:
+    Raises:
+        InputError: ``order`` names no row; as for ``segments``.
+    """
+    from tilestream.cuda import sorted_keys
+
+    if rows.dtype not in DTYPES:
         return operators.segment_reduce(base, rows, order, starts, busy, how)
     shape, features = (len(starts) - 1, *rows.shape[1:]), prod(rows.shape[1:])
-    lacking = -features * rows.element_size() % LANE_BYTES // rows.element_size()
-
-    def flat(x: Tensor) -> Tensor:
-        x = x.reshape(x.shape[0], features)
-        return functional.pad(x, (0, lacking)) if lacking else x.contiguous()
-
-    with explained(rows.device):
-        total = sums(None if base is None else flat(base), flat(rows), order, starts, busy)
-    return (total[:, :features].contiguous() if lacking else total).view(shape)
+    tensors = {"rows": rows, "base": base}
+    flat = {name: t.reshape(t.shape[0], features) for name, t in tensors.items() if t is not None}
+    fixed = {"order": order.int(), "starts": starts, "starts.busy": busy}
+    total = rows.new_empty(shape[0], features)
+    with sorted_keys.explained(rows.device), torch.cuda.device_of(rows):
+        for first in range(0, features if shape[0] else 0, MOST_FEATURES):
+            columns = slice(first, first + MOST_FEATURES)
+            part = total[:, columns] if features <= MOST_FEATURES else rows.new_empty(total[:, columns].shape)
+            given = {name: ready(t[:, columns]) for name, t in flat.items()}
+            pipeline = reduction(how, part.shape[1], DTYPES[rows.dtype], base is not None)
+            bound = executable(pipeline, "cuda", rows.device).bind(given | fixed, shape[0], ("y",))
+            bound([part])
+            if part.shape[1] < features:
+                total[:, columns] = part
+    return total.view(shape)
 
 
 def begin(graph: fx.Graph) -> None:
     """Begin to compile the kernels of a graph's sums, which otherwise begin when the graph is first called."""
-    summed = [node.args[1].meta["val"] for node in graph.find_nodes(op="call_function", target=SEGMENT_REDUCE)]
-    if dtypes := [rows.dtype for rows in summed if rows.is_cuda]:
-        from tilestream.cuda import segments, sorted_keys
+    pipelines = []
+    for node in graph.find_nodes(op="call_function", target=SEGMENT_REDUCE):
+        base, given, *_, how = node.args if len(node.args) == 6 else (*node.args, "sum")
+        rows = given.meta["val"]
+        features = prod(rows.shape[1:])
+        if rows.is_cuda and rows.dtype in DTYPES and isinstance(features, int) and 0 < features <= MOST_FEATURES:
+            pipelines.append(reduction(how, features, DTYPES[rows.dtype], base is not None))
+    if pipelines:
+        from tilestream.cuda import sorted_keys
 
-        segments.begin(dtypes)
+        build_ahead(pipelines, "cuda")
         sorted_keys.begin()
 
 

@@ -15,11 +15,9 @@ from tilestream.ir.lengths import Lengths, Sizes
 from tilestream.ir.pipeline import ELEMENT_BYTES, Role
 from tilestream.kernels.costs import Amount, Counts
 from tilestream.kernels.segments.kernel import SegmentsKernel
-from tilestream.kernels.segments.layout import SLOTS, THREADS, in_flight
+from tilestream.kernels.segments.layout import LONG, PIECE_EDGES, SLOTS, THREADS, in_flight
 from tilestream.simulator.workload import Engine, SimLaunch, SimStage, TileWork
 
-LONG, PIECE_EDGES = 64, 1024
-"""As ``kernels/include/ragged.cuh``: nodes of more edges are whole CTAs', in pieces of at least so many."""
 WARP_REGISTERS = 8
 """Registers of a thread are given out in eights."""
 

@@ -17,7 +17,7 @@
 constexpr int WARP = 32, WARPS = THREADS / WARP, DIGITS = 1024, OWN = DIGITS / THREADS;
 constexpr int EACH = 16, TILE = EACH * THREADS;     // edges of a thread, and of a CTA
 constexpr int IN_FLIGHT = 16, COUNTED = 8, READ = 4;  // words and edges that a thread asks for at once
-constexpr int LONG = 64, PIECE_EDGES = 1024, MOST_PIECES = 8;
+constexpr int LONG = 64, PIECE_EDGES = 256, MOST_PIECES = 1024;
 constexpr int LONG_GAP = 32;  // nodes without edges behind each other: a warp writes more than so many together
 
 constexpr u32 NOBODY = ~0u;                                              // the key of no edge: behind all others

@@ -15,10 +15,14 @@ EDGES_A_NODE = 10
 """Assumed where nothing says how many edges there are."""
 SECTOR = 32
 """Bytes that the L2 and DRAM move at least."""
-GATHERED = 1.0
-"""Of the L2's rate, what rows at random places come at."""
-OVERHEAD = 12.0
+GATHERED = 1.35
+"""Of the L2's rate for queues, what rows at random places come at: 1,000,000 of 128 and 256 bytes, 23.4 and 42.1 us."""
+OVERHEAD = 14.0
 """Instructions of a lane for each row of an edge besides its elements: place, bounds, predicates."""
+ISSUE = 1.8
+"""Of an edge's instructions, times what they need: teams of a warp wait for the longest of their nodes, and the last
+batch of a node's edges is not full. Fitted with the two above to ten kernels on a uniform graph (docs/kernels.md);
+where edges follow a power law kernels take 1.05 to 1.65 times as long."""
 
 
 def cost(p: Program, at: Layout, nodes: int, edges: int, device: Device) -> Counts:
@@ -39,12 +43,12 @@ def cost(p: Program, at: Layout, nodes: int, edges: int, device: Device) -> Coun
         (Amount("dram", dram, device.dram_bytes_per_s), Amount("l2", l2, device.l2_bytes_per_s * GATHERED)),
         beside,
     )
-    issued = Amount("lanes", lanes, device.simt_flops)
+    issued = Amount("lanes", lanes, device.simt_flops / ISSUE)
     return Counts(
         "segments",
         (
             Counts("streams", (memory, issued), beside),
-            Amount("launch", device.launch_s + device.ramp_s + 2 * device.load_s),
+            Amount("launch", device.launch_s + device.ramp_s),
         ),
     )
 

@@ -9,22 +9,31 @@ from math import ceil
 from tilestream.devices import Device
 from tilestream.errors import InputError, TilestreamError
 from tilestream.ir.pipeline import DTYPE_BYTES, Pipeline, Role, Stage
-from tilestream.kernels.costs import Counts
+from tilestream.kernels.costs import ClosedForm, Counts
 from tilestream.kernels.kernel import NO_ROW, Footprint, Frame, Kernel, halves
 from tilestream.kernels.parts.params import Field, Struct
 from tilestream.kernels.parts.source import Call, KernelSource, Space
 from tilestream.kernels.parts.templating import rendered
 from tilestream.kernels.segments.code import Code
 from tilestream.kernels.segments.cost import EDGES_A_NODE, cost
-from tilestream.kernels.segments.layout import SLOTS, THREADS, WARP, Layout, layout, registers
+from tilestream.kernels.segments.layout import (
+    LONG,
+    PIECE_EDGES,
+    SLOTS,
+    THREADS,
+    WARP,
+    Layout,
+    layout,
+    registers,
+    resident,
+)
 from tilestream.kernels.segments.model import Program, is_ragged, program
 
 WORDS = 4
 """64-bit words of the record that ``give_up`` of lanes.cuh leaves: claimed | what, where | rows | found."""
-RESIDENT = 4
-"""CTAs of an SM, at least."""
-CTAS_PER_SM = 2
-"""Of a launch, at least: as many as take busy nodes where there are few nodes."""
+CTAS_PER_SM = 4, 160
+"""Of a launch, at least: as many as take busy nodes where there are few nodes; and at most: where most nodes have no
+edge, a CTA is over before the next one's bounds are here, so each has several."""
 UNKNOWN = 2**31 - 1
 
 
@@ -32,6 +41,7 @@ class SegmentsKernel(Kernel):
     """The kernel of a launch of one stage with a ragged axis."""
 
     family = "segments"
+    closed_form = ClosedForm("segments", 0.13, "the ten kernels on a uniform graph that it was fitted on")
     starts_early = True
     host_lanes = 64
 
@@ -79,7 +89,8 @@ class SegmentsKernel(Kernel):
         code, space = self.code, self.program.space
         text = rendered(
             "segments.cu.j2", self.launch, code=code, at=self.layout, runs=space.runs, run=space.run, threads=THREADS,
-            host_threads=self.host_lanes, slots=SLOTS, resident=RESIDENT, params=self.argument,
+            host_threads=self.host_lanes, slots=SLOTS, long=LONG, piece=PIECE_EDGES, params=self.argument,
+            resident=resident(self.program, self.layout),
         )  # fmt: skip
         return KernelSource(self.launch, text, self.shared_bytes, self.argument, ((0, 0),))
 
@@ -109,7 +120,8 @@ class SegmentsKernel(Kernel):
 
     def grid(self, rows: int, sms: int) -> int:
         """CTAs of a launch on ``rows`` nodes."""
-        return max(CTAS_PER_SM * sms, ceil(rows * self.layout.team / THREADS))
+        least, most = (each * sms for each in CTAS_PER_SM)
+        return min(most, max(least, ceil(rows * self.layout.team / THREADS)))
 
     @cached_property
     def space(self) -> Space:

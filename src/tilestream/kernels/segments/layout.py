@@ -12,10 +12,16 @@ from tilestream.kernels.segments.model import Pass, Place, Program, Read
 WARP, THREADS = 32, 128
 LANE_BYTES = 16
 """What a lane loads at once, at most."""
-MOST_IN_FLIGHT, ROW_WORDS = 8, 40
-"""Edges whose rows a team waits for at once, and registers of a lane for them."""
+NARROW_WORDS, FEW_SUMS = 4, 16
+"""Registers of a lane for an edge's rows, and for sums, up to which four edges are on their way at once. GIN's sum of
+64 bf16 on 1,000,000 edges took 28 us with one, 27 with two, 23 with four and 29 with eight (H200)."""
+RESIDENT = ((30, 12), (40, 10), (56, 8), (80, 5))
+"""Registers of a lane for sums and edges on their way, and CTAs that an SM should hold then: other warps hide more than
+further edges of the same do, and busy nodes alone spill. GAT's 4 x 64: 121 us with 12, 142 with 8."""
 MOST_REGISTERS = 150
 """Of sums, values of the node and of an edge: wider programs spill."""
+LONG, PIECE_EDGES = 64, 256
+"""Edges of nodes that are whole CTAs', as `busy` lists them (sorted_keys.cuh), and of each of such a node's pieces."""
 SLOTS = 4096
 """Pieces of nodes that several CTAs share, at most: their partial sums have room."""
 
@@ -100,13 +106,27 @@ def row_words(p: Program, at: Layout, each: Pass) -> int:
 
 def in_flight(p: Program, at: Layout, each: Pass) -> int:
     """Edges of a pass whose rows are loaded before any is used."""
-    words = max(1, row_words(p, at, each))
-    return max(1, min(MOST_IN_FLIGHT, 2 ** ((ROW_WORDS // words).bit_length() - 1))) if words <= ROW_WORDS else 1
+    words = row_words(p, at, each)
+    if words <= NARROW_WORDS and _sums(p, at, each) <= FEW_SUMS:
+        return 4
+    return 2 if words <= LANE_BYTES else 1
+
+
+def resident(p: Program, at: Layout) -> int:
+    """CTAs that an SM should hold: registers are shared out so."""
+    held = [_sums(p, at, each) + (row_words(p, at, each) + 4) * in_flight(p, at, each) for each in p.passes]
+    return next((ctas for most, ctas in RESIDENT if max(held, default=0) <= most), 3)
+
+
+def _sums(p: Program, at: Layout, each: Pass) -> int:
+    """Registers of a lane for what a pass sums: of a softmax also maxima and sums of weights."""
+    scores = sum(count(p, at, p.axes(s.operands[0])) for s in each.sums if s.op.combine == "softmax")
+    return 2 * scores + sum(count(p, at, s.taken) for s in each.sums)
 
 
 def registers(p: Program, at: Layout) -> int:
     """An estimate of what a lane holds: sums of the largest pass, values of the node that live on, an edge's rows."""
-    sums = max((sum(count(p, at, s.taken) for s in each.sums) for each in p.passes), default=0)
+    sums = max((_sums(p, at, each) for each in p.passes), default=0)
     rows = max((row_words(p, at, each) for each in p.passes), default=0)
     nodes = sum(count(p, at, p.axes(name)) for name in _of_nodes_in_passes(p))
     return 24 + sums + rows + nodes
