@@ -7,8 +7,6 @@ Needs no GPU: kernels are planned and their sources made, not compiled.
 
 from __future__ import annotations
 
-from textwrap import fill
-
 from benchmarks.lib.features import COLUMNS, FRAMES, MODELS, cell
 from benchmarks.lib.marked import table, with_parts
 from benchmarks.lib.places import DOCS
@@ -23,8 +21,7 @@ def parts() -> dict[str, str]:
     for feature in (*MODELS, *FRAMES):
         found = {column.name: cell(feature, column) for column in COLUMNS}
         rows.append([feature, *(REFUSED if why else WORKS for why in found.values())])
-        lines = [f"- {feature}, {name}: {why}." for name, why in found.items() if why]
-        reasons += [fill(line, 120, subsequent_indent="  ", break_long_words=False) for line in lines]
+        reasons += [f"- {feature}, {name}: {why}." for name, why in found.items() if why]
     return {"features": table(["", *(c.name for c in COLUMNS)], rows, left=6), "refusals": "\n".join(reasons)}
 
 
