@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import struct
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -36,7 +37,7 @@ CASES = {
 
 
 def attention_on_host(q, k, v, mask, scale: float, options: HostRun | None = None, resident: int = 2) -> torch.Tensor:
-    return on_lanes(launched.call(q, k, v, mask, scale, resident), options=options)[0]
+    return on_lanes(partial(launched.call, q, k, v, mask, scale, resident), options=options)[0]
 
 
 @gxx

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -46,7 +47,7 @@ def on_host(sources, indices, first, second, head: int = -1, given=None, **optio
     name, dtype = FORWARD if given is None else BACKWARD, DTYPES[sources[0].dtype]
     kernel = Kernel(name, len(sources), sources[0].shape[1], len(first), head, dtype)
     lanes = launched.lane_kernel(kernel, 2)
-    made = launched.call(kernel, lanes, sources, indices, first, second, given)
+    made = partial(launched.call, kernel, lanes, sources, indices, first, second, given)
     return on_lanes(made, 2, HostRun(**options))[0]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from functools import partial
 
 import pytest
 import torch
@@ -28,7 +29,7 @@ def matrices(rows: tuple[int, ...], k: int, dtype: torch.dtype = BF16) -> list[T
 def padded_on_host(given: list[Tensor], columns: int, begin: int = 0, options: HostRun | None = None) -> list[Tensor]:
     """Matrices behind ``begin`` elements, so that they start on no 16 bytes."""
     behind = [torch.cat([m.new_full((begin,), float("nan")), m.flatten()])[begin:].view(m.shape) for m in given]
-    return on_lanes(call(behind, columns), options=options)
+    return on_lanes(partial(call, behind, columns), options=options)
 
 
 def as_torch_pads(given: list[Tensor], columns: int) -> list[Tensor]:

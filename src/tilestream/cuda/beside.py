@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -64,27 +64,25 @@ class LaneKernel:
     persistent: bool = False
     record: Callable[[], Record] | None = None
 
-    def pack(self, values: Mapping[str, Any], address: Callable[[Tensor], int]) -> bytes:
-        """The bytes of the argument, in whose values a tensor stands for its address, and None for a null one."""
 
-        def packed(value: Any) -> Any:
-            if isinstance(value, Tensor):
-                return address(value)
-            if isinstance(value, Mapping):
-                return {name: packed(each) for name, each in value.items()}
-            return [packed(each) for each in value] if isinstance(value, list) else value or 0
-
-        return self.argument.pack(**packed(values))
+Address = Callable[[Tensor], int]
+"""Where a tensor is: ``Tensor.data_ptr``, or its place on the host's machine."""
 
 
-@dataclass(frozen=True)
-class LaneCall:
-    """One launch of a kernel: CTAs that have work, what its argument holds, and the tensors that it fills."""
+class LaneCall(NamedTuple):
+    """One launch of a kernel.
+
+    Attributes:
+        ctas: that have work.
+        values: what its argument holds, but for ``record``.
+        results: the tensors that it fills. held: what it reads besides, until it is enqueued.
+    """
 
     kernel: LaneKernel
     ctas: int
     values: Mapping[str, Any]
     results: Sequence[Tensor]
+    held: Sequence[Tensor | None]
 
 
 @dataclass(frozen=True)
@@ -115,7 +113,7 @@ def explained(kernel: LaneKernel, device: torch.device) -> AbstractContextManage
 def launch(call: LaneCall, device: torch.device) -> None:
     """Enqueue a call on torch's stream."""
     kernel, ready = call.kernel, loaded(call.kernel, device.index or 0)
-    told = {} if ready.record is None else {"record": ready.record.address}
-    packed = kernel.pack({**call.values, **told}, Tensor.data_ptr)
+    values = call.values if ready.record is None else {**call.values, "record": ready.record.address}
+    packed = kernel.argument.pack(**values)
     stream = torch.cuda.current_stream(device).cuda_stream
     ready.function.launch((min(call.ctas, ready.most), 1), 32 * kernel.warps, stream, packed)

@@ -7,7 +7,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from tilestream.cuda.beside import LaneCall, LaneKernel, launch, text_of
+from tilestream.cuda.beside import Address, LaneCall, LaneKernel, launch, text_of
 from tilestream.ir.dtypes import DTYPES
 from tilestream.kernels.parts.params import Field, Struct, pointers
 
@@ -62,20 +62,28 @@ def attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, sc
     return made.results[0]
 
 
-def call(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float, resident: int) -> LaneCall:
+def call(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    scale: float,
+    resident: int,
+    address: Address = Tensor.data_ptr,
+) -> LaneCall:
     """The launch of ``attention`` by the kernel of ``resident`` CTAs an SM."""
     heads, _, queries, features = query.shape
     out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     size = out.element_size()
     rows = [_readable(t) for t in (query, key, value)]
-    read = [*rows, mask if mask is None else _rows(mask)]
-    values: dict[str, object] = {"out": out, "positions": key.shape[2], "scale": scale}
-    for name, t in zip(READ, read, strict=True):
-        stride = 0 if t is None or t.shape[0] == 1 else t.stride(0) * size
-        values |= {name: t, f"{name}_stride": stride}
+    held = [*rows, mask if mask is None else _rows(mask)]
+    values = {"out": address(out), "positions": key.shape[2], "scale": scale}
+    for name, t in zip(READ, held, strict=True):
+        values[name] = 0 if t is None else address(t)
+        values[f"{name}_stride"] = 0 if t is None or t.shape[0] == 1 else t.stride(0) * size
     values |= {f"{name}_row": t.stride(2) * size for name, t in zip(READ, rows, strict=False)}
     made = kernel(queries, features, resident, DTYPES[query.dtype], mask is not None)
-    return LaneCall(made, heads, values, [out])
+    return LaneCall(made, heads, values, [out], held)
 
 
 def _readable(t: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tilestream.cuda.beside import LaneCall, LaneKernel, explained, launch, text_of
+from tilestream.cuda.beside import Address, LaneCall, LaneKernel, explained, launch, text_of
 from tilestream.cuda.diagnose import Record, index_record
 from tilestream.ir.dtypes import DTYPES
 from tilestream.kernels.parts.params import Field, Struct, pointers
@@ -182,6 +182,7 @@ def call(
     first: Tensor,
     second: Tensor,
     given: Tensor | None = None,
+    address: Address = Tensor.data_ptr,
 ) -> LaneCall:
     """The launch of ``forward``, or with ``given`` of ``backward``, by a ``lane_kernel`` of ``kernel``."""
     batch = _batch(sources, indices) if given is None else len(given)
@@ -190,15 +191,21 @@ def call(
     if given is not None and given.stride(1) != 1:
         given = given.contiguous()
     size = out.element_size()
+    rows, names = [_readable(t) for t in sources], [None if i is None else i.contiguous() for i in indices]
+    pairs = [first.contiguous(), second.contiguous()]
     each = [
-        {"rows": t, "index": i, "count": len(t), "stride": t.stride(0) * size, "wide": _wide(i)}
-        for t, i in zip(map(_readable, sources), (i if i is None else i.contiguous() for i in indices), strict=True)
-    ]
+        {
+            "rows": address(t), "index": 0 if i is None else address(i), "count": len(t),
+            "stride": t.stride(0) * size, "wide": _wide(i),
+        }
+        for t, i in zip(rows, names, strict=True)
+    ]  # fmt: skip
     values = {
-        "sources": each, "first": first.contiguous(), "second": second.contiguous(), "given": given, "out": out,
-        "given_stride": 0 if given is None else given.stride(0) * size, "batch": batch, "wide": _wide(first),
+        "sources": each, "first": address(pairs[0]), "second": address(pairs[1]), "out": address(out),
+        "given": 0 if given is None else address(given), "given_stride": 0 if given is None else given.stride(0) * size,
+        "batch": batch, "wide": _wide(first),
     }  # fmt: skip
-    return LaneCall(lanes, -(-batch // lanes.warps), values, [out])
+    return LaneCall(lanes, -(-batch // lanes.warps), values, [out], [*rows, *names, *pairs, given])
 
 
 def _batch(sources: Sequence[Tensor], indices: Sequence[Tensor | None]) -> int:

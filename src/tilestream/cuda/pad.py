@@ -7,7 +7,7 @@ from functools import cache
 
 from torch import Tensor
 
-from tilestream.cuda.beside import LaneCall, LaneKernel, launch, text_of
+from tilestream.cuda.beside import Address, LaneCall, LaneKernel, launch, text_of
 from tilestream.kernels.parts.params import Field, Struct, pointers
 
 NAME = "tilestream_pad"
@@ -48,11 +48,14 @@ def padded(matrices: Sequence[Tensor], columns: int) -> list[Tensor]:
     return list(made.results)
 
 
-def call(matrices: Sequence[Tensor], columns: int) -> LaneCall:
+def call(matrices: Sequence[Tensor], columns: int, address: Address = Tensor.data_ptr) -> LaneCall:
     """The launch of ``padded``."""
     made = [m.new_empty(len(m), columns) for m in matrices]
     read = [m if m.stride(1) == 1 else m.contiguous() for m in matrices]
-    each = [{"from": m, "to": at, "stride": 2 * m.stride(0), "rows": len(m)} for m, at in zip(read, made, strict=True)]
+    each = [
+        {"from": address(m), "to": address(at), "stride": 2 * m.stride(0), "rows": len(m)}
+        for m, at in zip(read, made, strict=True)
+    ]
     row_bytes = 2 * matrices[0].shape[1]
     values = {"matrices": each, "row_bytes": row_bytes, "pieces": -(-row_bytes // PIECE)}
-    return LaneCall(kernel(len(read)), -(-sum(map(len, matrices)) // WARPS), values, made)
+    return LaneCall(kernel(len(read)), -(-sum(map(len, matrices)) // WARPS), values, made, read)

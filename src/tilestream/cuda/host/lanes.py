@@ -7,7 +7,7 @@ from functools import partial
 
 import torch
 
-from tilestream.cuda.beside import LaneCall
+from tilestream.cuda.beside import Address, LaneCall
 from tilestream.cuda.host.build import (
     OF_FILE,
     Arena,
@@ -20,29 +20,32 @@ from tilestream.cuda.host.build import (
 )
 
 
-def on_lanes(call: LaneCall, ctas: int = 0, options: HostRun | None = None) -> list[torch.Tensor]:
+def on_lanes(make: Callable[[Address], LaneCall], ctas: int = 0, options: HostRun | None = None) -> list[torch.Tensor]:
     """The results of an operator's kernel on CPU tensors, by its own text: NaN where it writes nothing.
 
     Args:
+        make: makes its launch, given where tensors are.
         ctas: of the launch; by default as many as have work.
 
     Raises:
         CompileError, HostTrap, HostRace: as ``build.run_on_host``.
         InputError: an index names no row.
     """
-    arena, kernel, held = Arena(), call.kernel, dict[int, int]()
+    arena, held = Arena(), dict[int, tuple[int, torch.UntypedStorage]]()
 
     def address(t: torch.Tensor) -> int:
         memory = t.untyped_storage()
         if memory.data_ptr() not in held:
-            held[memory.data_ptr()] = OF_FILE + arena.add(bytes_of(torch.empty(0, dtype=torch.uint8).set_(memory)))
-        return held[memory.data_ptr()] + int(t.storage_offset()) * t.element_size()
+            held[memory.data_ptr()] = arena.add(bytes(memory.nbytes())), memory
+        return OF_FILE + held[memory.data_ptr()][0] + int(t.storage_offset()) * t.element_size()
 
+    call = make(address)
     for made in call.results:
         made.fill_(float("nan"))
-    record = kernel.record and kernel.record()
+    arena.parts = [(at, bytes_of(torch.empty(0, dtype=torch.uint8).set_(memory))) for at, memory in held.values()]
+    kernel, record = call.kernel, call.kernel.record and call.kernel.record()
     left = arena.add(bytes(record.words.nbytes)) if record else 0
-    packed = kernel.pack({**call.values, **({"record": OF_FILE + left} if record else {})}, address)
+    packed = kernel.argument.pack(**call.values, **({"record": OF_FILE + left} if record else {}))
     shape = (ctas or call.ctas, 32 * kernel.warps, kernel.shared_bytes)
     raw, ended = run_lanes(kernel.text, kernel.name, kernel.argument.name, shape, arena, packed, options or HostRun())
     if record:
