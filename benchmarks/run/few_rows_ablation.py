@@ -39,7 +39,7 @@ from tilestream.kernels.product.shared_tile.model import DEPTHS
 from tilestream.kernels.product.sharing import Middle
 from tilestream.options import Options
 from tilestream.plan import margins
-from tilestream.plan.few_rows import recipes
+from tilestream.plan.few_rows import best_splits
 from tilestream.plan.passes.share_tile import Allowed, Split, share_tile, splits
 
 OUT = RESULTS / "few_rows_ablation.json"
@@ -85,8 +85,8 @@ def arms(name: str, rows: int) -> dict[str, list[Split]]:
     """Arm to the kernels whose times it is made of: the best of them, of ``random`` the median."""
     program, some = few_rows.program(WORKLOADS[name]), ranked(name, rows)
     full = [s for s in some if s.middle is Middle.L2 and s.depth is None]
-    found = recipes(program, rows, devices.get("h200"), Options(any_order=True))
-    made = {"planner": [r.split for r in found], "random": random.Random(0).sample(some, min(DRAWN, len(some)))}
+    found = best_splits(program, rows, devices.get("h200"), Options(any_order=True))
+    made = {"planner": found, "random": random.Random(0).sample(some, min(DRAWN, len(some)))}
     gathered = [s for s in some if s.middle is Middle.DSM and s.depth is None]
     made["middle by cluster"] = list({(s.tail, s.columns): s for s in reversed(gathered)}.values())
     for tail, said in TAILS.items():

@@ -165,7 +165,7 @@ def measured(name: str, rows: int, given: argparse.Namespace) -> list[Row]:
     arms = library(data, given.tuned)
     predicted: dict[str, float] = {}
     found = recipes(layer, rows, given.most)
-    cuda.start([share_tile(layer.program(), r.split) for r, _ in found])
+    cuda.start([share_tile(layer.program(), split) for split, _ in found])
     for k, (split, us) in enumerate(found):
         for form in FORMS if given.forms and k == 0 else FORMS[:1]:
             if form == FORMS[2] and (not layer.norm or split.tile_rows > model.MOST_OWN_ROWS):
