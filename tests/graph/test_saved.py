@@ -70,6 +70,23 @@ def test_what_is_made_of_saved_values_is_made_again() -> None:
     assert saved(Block().bfloat16(), (rows(),)).ours.saved == ROWS * 32 * 2  # what the norm reads, and no more
 
 
+def test_rows_are_saved_where_autograd_saves_a_transposed_view_of_them() -> None:
+    class ByColumns(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = (nn.Parameter(torch.randn(32, 32).bfloat16()) for _ in range(2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.gelu(x @ self.first) @ self.last
+
+    forward, backward = halves(ByColumns(), rows())
+    given = backward.graph.find_nodes(op="placeholder")
+    assert aten.t not in kinds(forward) and all(n.meta["val"].is_contiguous() for n in given)
+    assert (
+        kinds(backward).count(aten.gelu) == 1 and spared_for(backward) == ROWS * 32 * 2
+    )  # made again of what it reads
+
+
 class Gathered(nn.Module):
     """Rows by an index into a linear layer, as in message passing."""
 

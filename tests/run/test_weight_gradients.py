@@ -69,6 +69,25 @@ def test_a_training_step_has_eagers_gradients(bias: bool) -> None:
     assert {t.shape for t in launch.program.by_role(Role.OUTPUT) if len(t.shape) == 2} == {(8, 40), (40, 24)}
 
 
+class ByColumns(nn.Module):
+    """Weights that lie ``[in, out]``, as in Hugging Face's GPT-2."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = (nn.Parameter(torch.randn(size).bfloat16() / 5) for size in ((24, 40), (40, 8)))
+        self.bias = nn.Parameter(torch.randn(40).bfloat16())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(torch.addmm(self.bias, x, self.first)) @ self.last
+
+
+def test_weights_by_columns_have_eagers_gradients() -> None:
+    """Autograd saves the transposed rows for them; here the rows are saved, and a launch sums over those."""
+    found = sums(train(ByColumns(), torch.randn(ROWS, 24).bfloat16()))
+    shapes = {t.shape for a in found for t in a.program.by_role(Role.OUTPUT) if len(t.shape) == 2}
+    assert shapes == {(24, 40), (40, 8)}
+
+
 class Joined(nn.Module):
     """Odd widths, a skip by concatenation, a slice of the gradient: what NeRF has."""
 

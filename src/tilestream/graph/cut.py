@@ -8,6 +8,8 @@ from typing import Any
 
 from torch import fx
 
+from tilestream.graph.gradients import transposed
+from tilestream.graph.nodes import aten, packet
 from tilestream.graph.recompute import make_again, saved_bytes, unsaved
 from tilestream.graph.rewrites.settings import DEFAULT, Settings
 from tilestream.graph.rewrites.table import When, rewrite
@@ -40,18 +42,57 @@ class Cutter:
 
         self.first(joint)
         rewrite(joint, When.JOINT, self.settings)
-        forward, backward = minimum_cut(joint, inputs, **kwargs)
         results = kwargs["num_fwd_outputs"]
+        forward, backward = save_rows(*minimum_cut(joint, inputs, **kwargs), results)
         again = unsaved(forward, backward, results)
         if not again:
             return forward, backward
         make_again(joint.graph, again)
-        less, more = minimum_cut(joint, inputs, **kwargs)
+        less, more = save_rows(*minimum_cut(joint, inputs, **kwargs), results)
         spared = saved_bytes(forward, results) - saved_bytes(less, results)
         if spared <= 0:
             return forward, backward
         more.meta[SPARED] = spared
         return less, more
+
+
+def save_rows(forward: fx.GraphModule, backward: fx.GraphModule, results: int) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """Both graphs, changed in place: rows that are saved are saved as they lie.
+
+    For ``mm(t(X), dY)``, the gradient of a weight ``[in, out]``, autograd saves the transposed view. That is the same
+    memory, but the backward graph would not see the rows that it sums over.
+
+    Args:
+        results: how many of the forward graph's outputs are the user's; the others are saved.
+    """
+    output, given = forward.graph.output_node(), {n.name: n for n in backward.graph.find_nodes(op="placeholder")}
+    outputs = output.args[0]
+    assert isinstance(outputs, list | tuple)
+    first = next(n for n in backward.graph.nodes if n.op != "placeholder")
+    for view in dict.fromkeys(outputs[results:]):
+        rows, place = transposed(view), given.get(view.name) if isinstance(view, fx.Node) else None
+        if (
+            not isinstance(view, fx.Node)
+            or rows is None
+            or place is None
+            or rows in outputs
+            or view in outputs[:results]
+        ):
+            continue
+        if not all(packet(user) is aten.mm and user.args[0] is place for user in place.users):
+            continue
+        with backward.graph.inserting_before(first):
+            again = backward.graph.create_node("call_function", view.target, (place, *view.args[1:]))
+        place.replace_all_uses_with(again, delete_user_cb=lambda user, own=again: user is not own)
+        again.meta, place.meta = dict(place.meta), dict(rows.meta)
+        place._rename(rows.name)
+        place.target = place.name
+        output.replace_input_with(view, rows)
+        if not view.users:
+            forward.graph.erase_node(view)
+    forward.recompile()
+    backward.recompile()
+    return forward, backward
 
 
 def spared_for(backward: fx.GraphModule) -> int:
