@@ -26,16 +26,19 @@ where edges follow a power law kernels take 1.05 to 1.65 times as long."""
 
 
 def cost(p: Program, at: Layout, nodes: int, edges: int, device: Device) -> Counts:
-    """A launch on so many nodes and edges. Tables are taken to have as many rows as there are nodes."""
-    tables = {r.number: _row(r) * nodes for r in p.reads.values() if r.place is not Place.FIXED and r.index >= 0}
+    """A launch on so many nodes and edges. Tables are taken to have as many rows as there are nodes; of tensors of
+    edges each row is read once, in whatever order."""
+    tables = {r.number: _row(r) * nodes for r in p.reads.values() if r.place is not Place.FIXED and _is_table(p, r)}
     once = sum(tables.values())
-    again = sum(_moved(r) for each in p.passes for r in _edge_rows(p, each)) * edges
-    streamed = sum(_row(r) for r in p.reads.values() if r.place is Place.EDGE and r.index < 0) * edges
+    rows = [r for each in p.passes for r in _edge_rows(p, each)]
+    again = sum(_moved(r) for r in rows) * edges
+    looked_up = sum(_moved(r) for r in rows if _is_table(p, r)) * edges
+    streamed = sum(_row(r) for r in p.reads.values() if r.place is Place.EDGE and not _is_table(p, r)) * edges
     indices = 4 * edges * len({r.index for r in p.reads.values() if r.index >= 0})
     own = sum(_row(r) for r in p.reads.values() if r.place is Place.NODE and r.number not in tables) * nodes
     written = sum(_row(s.write) * (edges if s.place is Place.EDGE else nodes) for s in p.stores if s.write)
-    missed = max(0.0, 1.0 - device.l2_bytes / once) * (again - once) if once else 0.0
-    dram = min(once, again) + max(0.0, missed) + streamed + indices + own + written + 4 * nodes
+    missed = max(0.0, 1.0 - device.l2_bytes / once) * (looked_up - once) if once else 0.0
+    dram = min(once, looked_up) + max(0.0, missed) + streamed + indices + own + written + 4 * nodes
     l2 = again + indices * len(p.passes) + own + written
     lanes = sum(_instructions(p, at, each) for each in p.passes) * edges * at.team
     memory = Counts(
@@ -51,6 +54,11 @@ def cost(p: Program, at: Layout, nodes: int, edges: int, device: Device) -> Coun
             Amount("launch", device.launch_s + device.ramp_s),
         ),
     )
+
+
+def _is_table(p: Program, r: Read) -> bool:
+    """Whether a read is of rows that several edges may name."""
+    return r.index >= 0 and r.tensor.axes[0].name != p.edges
 
 
 def _row(r: Read) -> int:
