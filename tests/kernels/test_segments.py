@@ -68,6 +68,7 @@ def test_graphs(edges: int) -> None:
     graph = uniform(30, edges, busy=edges * 9 // 10)
     check(gather_sum(24, "bf16"), graph, "bf16")
     check(attention(2, 8, "f32", fused=True), graph, "f32")
+    check(attention(2, 8, "f32", fused=False, alpha=True), graph, "f32")
 
 
 def test_bounds_that_list_no_busy_nodes() -> None:

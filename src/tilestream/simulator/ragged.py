@@ -46,7 +46,7 @@ def segments_launch(kernel: SegmentsKernel, size: Sizes, device: Device) -> SimL
     """A kernel of the family segments: its own counts, dealt to CTAs by the lengths of their nodes.
 
     A CTA has as many nodes as it has teams. Where the kernel is told which nodes are busy, those of more than ``LONG``
-    edges are dealt out in pieces behind them, programs of several passes whole.
+    edges are dealt out in pieces behind them.
     """
     lengths = size.lengths[kernel.program.edges]
     counts = kernel.cost(lengths.outer, device, lengths.total)
@@ -54,8 +54,7 @@ def segments_launch(kernel: SegmentsKernel, size: Sizes, device: Device) -> SimL
     each = shuffled(lengths)
     long = each[each > LONG] if kernel.program.busy >= 0 else each[:0]
     short = np.where(each > LONG, 0, each) if len(long) else each
-    split = len(kernel.program.passes) == 1
-    piece = max(PIECE_EDGES, ceil(lengths.total / (SLOTS // 2))) if split else max(1, lengths.largest)
+    piece = max(PIECE_EDGES, ceil(lengths.total / (SLOTS // 2)))
     pieces = [min(piece, left) for n in long.tolist() for left in range(n, 0, -piece)]
     dealt = np.array(pieces, dtype=np.int64)
     edges = np.concatenate([in_blocks(short, teams), dealt])

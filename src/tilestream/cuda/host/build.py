@@ -174,20 +174,16 @@ def _run(
     grid = kernel.grid(rows, MOST_CTAS)
     room = stamps.capacity(source, rows, grid) if source.stamped else 0
     written = arena.add(b"\0" * stamps.buffer_bytes(grid, room)) if source.stamped else 0
-    call = Call(
-        where,
-        at,
-        OF_FILE + dump,
-        Part(0, rows, rows),
-        encoded,
-        int(options.flag_limit_s * 1e9),
-        (OF_FILE + written, room),
-    )
-    done, raw = run_file(arena, kernel.pack(source, call), _runner(kernel, source, grid, options))
-    if frame.words:
-        record.words.copy_(left_at(raw, dump, record.words))
-        record.check()
-    check_ended(source.name, done)
+    raw, run = bytearray(), _runner(kernel, source, grid, options)
+    for part in kernel.parts(rows) if kernel.host_lanes else [Part(0, rows, rows)]:
+        limit_ns = int(options.flag_limit_s * 1e9)
+        call = Call(where, at, OF_FILE + dump, part, encoded, limit_ns, (OF_FILE + written, room))
+        done, raw = run_file(arena, kernel.pack(source, call), run)
+        if frame.words:
+            record.words.copy_(left_at(raw, dump, record.words))
+            record.check()
+        check_ended(source.name, done)
+        arena.parts = [(first, bytes(raw[first : first + len(data)])) for first, data in arena.parts]
     for t in kernel.launch.by_role(Role.OUTPUT):
         tensors[t.name] = left_at(raw, where[t.name].address - OF_FILE, tensors[t.name])
     if not source.stamped:
@@ -257,6 +253,8 @@ def check_ended(name: str, done: subprocess.CompletedProcess[str]) -> None:
 
 def left_at(raw: bytearray, at: int, like: torch.Tensor) -> torch.Tensor:
     """A tensor of the shape and dtype of ``like`` that lies at byte ``at`` of a file."""
+    if not like.numel():
+        return like.clone()
     return torch.frombuffer(raw, dtype=like.dtype, count=like.numel(), offset=at).reshape(like.shape).clone()
 
 

@@ -223,6 +223,7 @@ struct Alone {
 };
 // or a CTA, whose teams take edges in turn and add up what they have, in a warp by halves and over the warps in order. Of
 // several CTAs, each with a piece of the edges, the one that comes last adds up what all have: `sum` is false in the others.
+// Between two passes they would wait for each other: the next one is another launch's, which finds the sums in memory.
 template <class P>
 struct Together {
   int from, to;  // edges of the node
@@ -233,11 +234,20 @@ struct Together {
   TS_DEV bool writes(const typename P::Team&) const { return lanes::thread() < LANES; }
   template <class Pass, class Params, class Fixed, class Node>
   TS_DEV bool sum(const Params& p, const typename P::Team& t, const Fixed& f, const Node& n, typename Pass::Sums& s) const {
+    using Sums = typename Pass::Sums;
+    float* const whole = p.merged + ((u64)slot * P::PASSES + Pass::NUMBER) * (P::MOST_SUMS * LANES) + t.lane;
+    if (pieces > 1 && Pass::NUMBER < p.phase) {
+      for (int k = 0; k < Sums::COUNT; ++k) s.v[k] = lanes::load_shared(whole + k * LANES);
+      return true;
+    }
     over_edges<Pass>(p, t, f, n, s, first + lanes::thread() / LANES, last, GROUPS);
     if constexpr (Pass::SUMS > 0) merge(s);
-    if constexpr (P::PASSES == 1)
-      if (pieces > 1) return share(p, t, s);
-    return true;
+    if (pieces == 1) return true;
+    if (!share(p, t, s)) return false;
+    if (Pass::NUMBER + 1 == P::PASSES) return true;
+    if (lanes::thread() < LANES)
+      for (int k = 0; k < Sums::COUNT; ++k) lanes::store_shared(whole + k * LANES, s.v[k]);
+    return false;
   }
   template <class Sums>
   TS_DEV void merge(Sums& s) const {
@@ -277,7 +287,7 @@ struct Together {
       for (int c = 0; c < Sums::COUNT; ++c) other.v[c] = lanes::load_shared(partials + (k * Sums::COUNT + c) * LANES + t.lane);
       s.add(other);
     }
-    merge(s);
+    if constexpr (Sums::SUMS > 0) merge(s);
     return true;
   }
 };
@@ -296,8 +306,8 @@ TS_DEV void busy_node(const typename P::Params& p, const typename P::Team& t, co
   int from, to;
   bounds_of(p, node, from, to);
   const int most = (p.edges - 1) / (P::SLOTS / 2) + 1, each = most > P::PIECE_EDGES ? most : P::PIECE_EDGES;
-  const int wanted = P::PASSES > 1 ? 1 : (to - from - 1) / each + 1, pieces = wanted < listed ? wanted : listed;
-  if (piece >= pieces) return;
+  const int wanted = (to - from - 1) / each + 1, pieces = wanted < listed ? wanted : listed;
+  if (piece >= pieces || (p.phase > 0 && pieces == 1)) return;
   const int part = (to - from - 1) / pieces + 1, first = from + piece * part, slot = (int)(2ll * from / each);
   P::node(p, t, f, node, Together<P>{from, to, first, to - first < part ? to : first + part, slot, piece, pieces, shared});
 }

@@ -35,11 +35,13 @@ class Space:
 
 @dataclass(frozen=True)
 class Part:
-    """``rows`` rows of a call, from row ``first`` of ``total`` on: those of one launch."""
+    """``rows`` rows of a call, from row ``first`` of ``total`` on: those of one launch. ``phase``: of a kernel that is
+    launched again for what must wait for all of its CTAs, the number of launches before."""
 
     first: int
     rows: int
     total: int
+    phase: int = 0
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from tilestream.ir.pipeline import DTYPE_BYTES, Pipeline, Role, Stage
 from tilestream.kernels.costs import ClosedForm, Counts
 from tilestream.kernels.kernel import NO_ROW, Footprint, Frame, Kernel, halves
 from tilestream.kernels.parts.params import Field, Struct
-from tilestream.kernels.parts.source import Call, KernelSource, Space
+from tilestream.kernels.parts.source import Call, KernelSource, Part, Space
 from tilestream.kernels.parts.templating import rendered
 from tilestream.kernels.segments.code import Code
 from tilestream.kernels.segments.cost import EDGES_A_NODE, cost
@@ -90,7 +90,7 @@ class SegmentsKernel(Kernel):
         text = rendered(
             "segments.cu.j2", self.launch, code=code, at=self.layout, runs=space.runs, run=space.run, threads=THREADS,
             host_threads=self.host_lanes, slots=SLOTS, long=LONG, piece=PIECE_EDGES, params=self.argument,
-            resident=resident(self.program, self.layout),
+            resident=resident(self.program, self.layout), most_sums=max(1, self.sums),
         )  # fmt: skip
         return KernelSource(self.launch, text, self.shared_bytes, self.argument, ((0, 0),))
 
@@ -108,9 +108,11 @@ class SegmentsKernel(Kernel):
                 Field("const int*", "busy", note="or null"),
                 Field("float*", "partials"),
                 Field("u32*", "arrived"),
+                Field("float*", "merged", note="sums of earlier passes over busy nodes"),
                 Field("u64*", "record"),
                 Field("int", "nodes"),
                 Field("int", "edges"),
+                Field("int", "phase", note="passes over busy nodes that are done"),
             ),
         )
 
@@ -125,12 +127,17 @@ class SegmentsKernel(Kernel):
 
     @cached_property
     def space(self) -> Space:
-        """Partial sums of nodes that several CTAs share, and how many of a node's pieces have come."""
-        shared = self.program.busy >= 0 and len(self.code.passes) == 1
-        if not shared:
-            return Space((("partials", 4), ("arrived", 4)), frozenset(("arrived",)))
-        partials = 4 * SLOTS * self.layout.lanes * max(1, self.sums)
-        return Space((("partials", partials), ("arrived", 4 * SLOTS)), frozenset(("arrived",)))
+        """Partial sums of nodes that several CTAs share, how many of a node's pieces have come, and their sums."""
+        slots = SLOTS if self.program.busy >= 0 else 1
+        partials = 4 * slots * self.layout.lanes * max(1, self.sums)
+        merged = partials * len(self.code.passes) if len(self.code.passes) > 1 else 4
+        parts = (("partials", partials), ("arrived", 4 * slots), ("merged", merged))
+        return Space(parts, frozenset(("arrived",)))
+
+    def parts(self, rows: int) -> list[Part]:
+        """All nodes, and again those that several CTAs share, for each further pass over their edges."""
+        further = range(1, len(self.code.passes)) if self.program.busy >= 0 else ()
+        return [Part(0, rows, rows), *(Part(0, 0, rows, phase) for phase in further)]
 
     def pack(self, source: KernelSource, call: Call) -> bytes:
         tensors, p = self.launch.tensors, self.program
@@ -151,8 +158,8 @@ class SegmentsKernel(Kernel):
         return source.params.pack(
             tensors=[at.address for at in where], strides=strides, rows=[at.rows for at in where],
             starts=where[p.bounds].address, busy=busy.address if busy else 0,
-            partials=call.at["partials"], arrived=call.at["arrived"], record=call.dump,
-            nodes=call.part.rows, edges=edges,
+            partials=call.at["partials"], arrived=call.at["arrived"], merged=call.at["merged"],
+            record=call.dump, nodes=call.part.rows, edges=edges, phase=call.part.phase,
         )  # fmt: skip
 
     def error(self, words: Sequence[int]) -> TilestreamError:
