@@ -47,13 +47,9 @@ def cost(p: Program, at: Layout, nodes: int, edges: int, device: Device) -> Coun
         beside,
     )
     issued = Amount("lanes", lanes, device.simt_flops / ISSUE)
-    return Counts(
-        "segments",
-        (
-            Counts("streams", (memory, issued), beside),
-            Amount("launch", device.launch_s + device.ramp_s),
-        ),
-    )
+    further = max(0, len(p.passes) - 1) if p.busy >= 0 else 0  # launches, for busy nodes
+    launch = Amount("launch", (1 + further) * device.launch_s + device.ramp_s)
+    return Counts("segments", (Counts("streams", (memory, issued), beside), launch))
 
 
 def _is_table(p: Program, r: Read) -> bool:
