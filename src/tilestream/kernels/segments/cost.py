@@ -11,8 +11,6 @@ from tilestream.kernels.costs import Amount, Counts, beside
 from tilestream.kernels.segments.layout import LANE_BYTES, WARP, Layout, count
 from tilestream.kernels.segments.model import Place, Program, Read, Step
 
-EDGES_A_NODE = 10
-"""Assumed where nothing says how many edges there are."""
 SECTOR = 32
 """Bytes that the L2 and DRAM move at least."""
 GATHERED = 1.35

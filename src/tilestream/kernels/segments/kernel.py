@@ -8,6 +8,7 @@ from math import ceil
 
 from tilestream.devices import Device
 from tilestream.errors import InputError, TilestreamError
+from tilestream.ir.lengths import EDGES_A_NODE
 from tilestream.ir.pipeline import DTYPE_BYTES, Pipeline, Role, Stage
 from tilestream.kernels.costs import ClosedForm, Counts
 from tilestream.kernels.kernel import NO_ROW, Footprint, Frame, Kernel, halves
@@ -15,7 +16,7 @@ from tilestream.kernels.parts.params import Field, Struct
 from tilestream.kernels.parts.source import Call, KernelSource, Part, Space
 from tilestream.kernels.parts.templating import rendered
 from tilestream.kernels.segments.code import Code
-from tilestream.kernels.segments.cost import EDGES_A_NODE, cost
+from tilestream.kernels.segments.cost import cost
 from tilestream.kernels.segments.layout import (
     LONG,
     PIECE_EDGES,
@@ -82,7 +83,7 @@ class SegmentsKernel(Kernel):
         )
 
     def cost(self, rows: int, device: Device, edges: int | None = None) -> Counts:
-        """On ``rows`` nodes; of ``edges``, or of as many as nodes are assumed to have (``cost.EDGES_A_NODE``)."""
+        """On ``rows`` nodes; of ``edges``, or of as many as nodes are assumed to have (``ir.lengths.EDGES_A_NODE``)."""
         return cost(self.program, self.layout, rows, EDGES_A_NODE * rows if edges is None else edges, device)
 
     def _emit(self, stamped: bool, annotate: bool) -> KernelSource:

@@ -15,14 +15,13 @@ from math import prod
 from typing import NoReturn
 
 from tilestream.errors import VerifyError
-from tilestream.ir.axes import At, Axis, View
+from tilestream.ir.axes import COMBINES, At, Axis, View
 from tilestream.ir.derive import WRITES
 from tilestream.ir.pipeline import DTYPE_BYTES, INDEX_BYTES, Pipeline, Tensor, TileOp
 from tilestream.ir.tileops import OPS
 from tilestream.kernels.segments.space import Space, space_of
 
 READS = ("copy", "load")
-COMBINES = ("sum", "max", "min", "mul", "softmax")
 ELEMENTWISE = ("unary", "binary")
 
 
