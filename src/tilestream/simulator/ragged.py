@@ -46,7 +46,7 @@ def segments_launch(kernel: SegmentsKernel, size: Sizes, device: Device) -> SimL
     """A kernel of the family segments: its own counts, dealt to CTAs by the lengths of their nodes.
 
     A CTA has as many nodes as it has teams. Where the kernel is told which nodes are busy, those of more than ``LONG``
-    edges are dealt out in pieces behind them.
+    edges are dealt out in pieces behind them; further passes over these are launches of their own.
     """
     lengths = size.lengths[kernel.program.edges]
     counts = kernel.cost(lengths.outer, device, lengths.total)
@@ -84,7 +84,7 @@ def segments_launch(kernel: SegmentsKernel, size: Sizes, device: Device) -> SimL
         weights=weights(edges, _share_of_edges(kernel, lengths, device)),
         waits_s=_waits_s(kernel, chains, device),
     )
-    return SimLaunch(kernel.launch.name, (stage,))
+    return SimLaunch(kernel.launch.name, (stage,), launch_s=len(kernel.parts(lengths.outer)) * device.launch_s)
 
 
 def _waits_s(kernel: SegmentsKernel, chains: np.ndarray, device: Device) -> tuple[float, ...]:
