@@ -42,7 +42,8 @@ def test_every_rewrite_is_in_the_table() -> None:
 def test_the_order_of_each_place() -> None:
     order = {when: [each.name for each in REWRITES if when in each.when] for when in When}
     assert order == {
-        When.JOINT: ["split_joined", "multiply_late", "sort_sums", "open_norms", "put_off_expands"],
+        When.SUMS: ["take_rows", "sort_sums"],
+        When.JOINT: ["take_rows", "split_joined", "multiply_late", "sort_sums", "open_norms", "put_off_expands"],
         When.BACKWARD: ["narrow_products", "copy_sums_operands"],
         When.NORMAL_FORM: [
             *("remove_dead", "unlift_constants", "split_to_slices", "split_maxima"),
@@ -50,7 +51,7 @@ def test_the_order_of_each_place() -> None:
         ],
         When.CONVOLUTIONS: ["to_pixels"],
         When.PLACED: ["join_maxima", "from_pixels"],
-        When.AROUND: ["fuse_relus", "sort_sums"],
+        When.AROUND: ["fuse_relus"],
         When.AROUND_INFERENCE: ["multiply_reals", "share_keys"],
     }
 

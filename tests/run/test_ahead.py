@@ -158,8 +158,8 @@ def test_kernels_are_begun_before_the_next_region_is_looked_at(
     regions: list[Region], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done: list[str] = []
-    look = ahead.proposals
-    monkeypatch.setattr(ahead, "proposals", lambda p, *rest: (done.append(f"looks at {width(p)}"), look(p, *rest))[1])
+    look = planner.proposals
+    monkeypatch.setattr(planner, "proposals", lambda p, *rest: (done.append(f"looks at {width(p)}"), look(p, *rest))[1])
     monkeypatch.setattr(ahead, "build_ahead", lambda made, _, rank: done.append(f"begins {width(made[0])}, {rank}"))
     ahead.begin(regions[:2], OPTIONS, TARGET)
     first, second = done.index("looks at 64"), done.index("looks at 96")

@@ -278,7 +278,7 @@ def test_compiled_beside_a_region(dynamic: bool, monkeypatch: pytest.MonkeyPatch
         def forward(self, v: Tensor, e: Tensor, to: Tensor) -> Tensor:
             return self.sums(v, self.net(e), to)
 
-    seen = counted(monkeypatch, When.AROUND)
+    seen = counted(monkeypatch, When.SUMS)
     module = Block().bfloat16()
     fast: Any = torch.compile(module, backend=tilestream, options={"target": "reference"}, dynamic=dynamic)
     with torch.no_grad():

@@ -56,9 +56,10 @@ class Binding:
     """How a tensor of the program is made from an fx node.
 
     ``steps`` are applied in order to the node's tensor: ``("matrix",)`` drops a leading 1, ``("t",)`` transposes,
-    ``("rows", a, b)`` takes rows of a weight, ``("flatten", n)`` reshapes to ``[rows, n]``, ``("vector", n)`` to
-    ``[n]``, ``("index",)`` to ``[rows]``, ``("scalar",)`` to ``[]``, ``("taps",)`` makes ``[out, ky kx in]`` of a
-    convolution's weight ``[out, in, ky, kx]``, and ``("rstd", eps)`` ``1 / sqrt(x + eps)`` in fp32 of a variance.
+    ``("rows", a, b)`` takes rows of a weight, ``("flatten", n)`` reshapes to ``[rows, n]``, ``("features", m, n)`` to
+    ``[its first dimension, m, n]``, ``("vector", n)`` to ``[n]``, of more numbers to these, ``("index",)`` to
+    ``[rows]``, ``("scalar",)`` to ``[]``, ``("taps",)`` makes ``[out, ky kx in]`` of a convolution's weight ``[out,
+    in, ky, kx]``, and ``("rstd", eps)`` ``1 / sqrt(x + eps)`` in fp32 of a variance.
     """
 
     tensor: str
@@ -179,7 +180,7 @@ class Emitter:
             raise Unsupported("a symbolic scalar operand")
         fake = _tensor(node)
         if node.op == "get_attr" and not fake.dim() and fake.device.type == "cpu":
-            return _constant(node)
+            return constant_of(node)
         known = self._known(node)
         if known and known.rows == frame.rows and known.dropped == frame.dropped:
             if known.tile.features in (1, frame.features):
@@ -334,7 +335,8 @@ class Emitter:
         return self.emit(kind, tile.features, dtype, (tile,), (), scalar=other, **attrs)
 
 
-def _constant(node: fx.Node) -> float:
+def constant_of(node: fx.Node) -> float:
+    """The number that a constant of no dimensions is."""
     found = getattr(node.graph.owning_module, str(node.target))
     if found.is_complex():
         raise Unsupported("a complex constant")

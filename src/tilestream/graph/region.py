@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import sympy
 import torch
@@ -13,7 +14,7 @@ from torch import fx
 from tilestream.graph import operators
 from tilestream.graph.lowering import MAX_FEATURES, Binding, Emitter, Steps, Value
 from tilestream.graph.modules import lazy
-from tilestream.graph.nodes import Unsupported, is_constant, is_sym, is_view, name, value
+from tilestream.graph.nodes import Unsupported, is_constant, is_ours, is_sym, is_view, name, value
 from tilestream.graph.patterns import fuse_rms_norm
 from tilestream.graph.provenance import source
 from tilestream.graph.rounding import round_results
@@ -46,6 +47,23 @@ class Result:
 
 
 @dataclass(frozen=True)
+class EdgeArguments:
+    """Which arguments of a ragged region lists of edges are.
+
+    Attributes:
+        order, starts, busy: of ``tilestream::segments``.
+        receivers: what was sorted; -1 where the region does not read it.
+        sources: other indices of edges, each as it is and in sorted order, with how many rows it names.
+    """
+
+    order: int
+    starts: int
+    busy: int
+    receivers: int
+    sources: tuple[tuple[int, int, int], ...]
+
+
+@dataclass(frozen=True)
 class Region:
     """A convex group of ATen operators that is compiled as one.
 
@@ -68,6 +86,7 @@ class Region:
     device: torch.device
     operators: tuple[str, ...]
     sources: tuple[str, ...]
+    edges: EdgeArguments | None = None
 
 
 def lower(
@@ -95,38 +114,65 @@ def lower(
             raise Unsupported(reason.reason, node) from reason
     outputs = tuple(n for n in nodes if any(u not in members for u in n.users))
     results = tuple(_store(e, node, index) for index, node in enumerate(outputs))
-    bound = dict.fromkeys(b.node for b in (*e.inputs, *e.parameters))
-    graph, arguments = extract(owner, outputs, bound)
-    position = {node: index for index, node in enumerate(arguments)}
-    operands = {
-        b.tensor: Operand(b.tensor, position[b.node], _needed(b), b.node.meta["val"].dtype)
-        for b in (*e.inputs, *e.parameters)
-    }
     ops = fuse_rms_norm(tuple(e.ops), e.tensors)
     stage = Stage.of("all", round_results(ops) if training else ops)
     program = Pipeline("region", tuple(e.tensors.values()), (stage,), ())
-    fake = value(outputs[0])
-    assert fake is not None
+    rows = _counted(e, outputs[0])
+    return region_of(owner, title, nodes, dict(zip(outputs, results, strict=True)), program, e, rows), outputs
+
+
+class Bound(Protocol):
+    """What a program reads: operands by row, and whole ones."""
+
+    inputs: list[Binding]
+    parameters: list[Binding]
+
+
+def region_of(
+    owner: fx.GraphModule,
+    title: str,
+    nodes: Sequence[fx.Node],
+    results: Mapping[fx.Node, Result],
+    program: Pipeline,
+    bound: Bound,
+    rows: int,
+    beside: Sequence[fx.Node] = (),
+) -> Region:
+    """The region that ``program`` is of.
+
+    Args:
+        results: those of ``nodes`` that others use.
+        rows: in the call that was captured.
+        beside: what its operators read besides what the program does.
+
+    Raises:
+        Unsupported: the size of a result is not known before it runs.
+    """
+    bindings = (*bound.inputs, *bound.parameters)
+    graph, arguments = extract(owner, tuple(results), dict.fromkeys((*(b.node for b in bindings), *beside)))
+    position = {node: index for index, node in enumerate(arguments)}
+    operands = {b.tensor: Operand(b.tensor, position[b.node], _needed(b), b.node.meta["val"].dtype) for b in bindings}
     symbols = _symbols(arguments)
     told = {symbol for symbol, _, _ in symbols} | _sizes_given(owner)
-    for node, result in zip(outputs, results, strict=True):
+    for node, result in results.items():
         _readable(result, told, node)
+    fake = value(next(iter(results)))
+    assert fake is not None
     compute = [n for n in nodes if not is_view(n) and n.op == "call_function" and value(n) is not None or _tuple(n)]
-    region = Region(
+    return Region(
         name=title,
         program=program,
         graph=graph,
         arguments=tuple(n.name for n in arguments),
-        inputs=tuple(operands[b.tensor] for b in e.inputs),
-        parameters=tuple(operands[b.tensor] for b in e.parameters),
-        results=results,
+        inputs=tuple(operands[b.tensor] for b in bound.inputs),
+        parameters=tuple(operands[b.tensor] for b in bound.parameters),
+        results=tuple(results.values()),
         symbols=symbols,
-        rows=_counted(e, outputs[0]),
+        rows=rows,
         device=fake.device,
-        operators=tuple(name(n) for n in compute if name(n) != "getitem"),
+        operators=tuple(name(n) for n in compute if name(n) != "getitem" and not is_ours(n)),
         sources=tuple(dict.fromkeys(s for s in map(source, compute) if s)),
     )
-    return region, outputs
 
 
 def _needed(binding: Binding) -> Steps:
@@ -181,9 +227,19 @@ def _store(e: Emitter, node: fx.Node, index: int) -> Result:
     dtype = own.tile.dtype
     e.tensors[title] = Tensor.of(title, Role.OUTPUT, (own.tile.features,), dtype)
     e.ops.append(TileOp("store", None, (own.tile.name,), (title,), (), source(node)))
+    return result_of(node, title)
+
+
+def result_of(node: fx.Node, tensor: str) -> Result:
+    """A node's value as a result of its region.
+
+    Raises:
+        Unsupported: it has gaps in memory.
+    """
+    fake = node.meta["val"]
     shape = tuple(d if isinstance(d, int) else expression(d) for d in fake.shape)
     try:
-        return Result(title, shape, _order(fake))
+        return Result(tensor, shape, _order(fake))
     except Unsupported as reason:
         raise Unsupported(reason.reason, node) from reason
 

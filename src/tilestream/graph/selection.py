@@ -103,6 +103,7 @@ def partition(
     backward: bool = False,
     spared: int = 0,
     projections: bool = False,
+    held: Sequence[Sequence[fx.Node]] = (),
 ) -> Partition:
     """Cut a functional ATen graph into convex regions, as large as possible, and the rest.
 
@@ -115,6 +116,7 @@ def partition(
         training: whether the graph is half of a training step, whose other half reads what leaves.
         backward: whether it is the second half, where what leaves lives beside all that was saved.
         spared: bytes that were not saved although Inductor would have: so much more may leave at once.
+        held: nodes of other regions, beside which these stay convex; they stay out of them, as ``apart`` says.
         projections: whether layers by themselves are regions: on few rows, and on many with a norm in front or
             something elementwise behind.
     """
@@ -128,7 +130,7 @@ def partition(
     streams = _RowStreams(owner, prefix, wide, training)
     while True:  # a node that cannot be lowered where it is leaves its region, and what is left is grouped anew
         facts = replace(examined, reasons=dict(examined.reasons))
-        groups = _group(nodes, after, facts, backward)
+        groups = _group(nodes, after, facts, backward, held)
         if backward:
             groups = [piece for group in groups for piece in pieces(group, spared, apart)]
         found = [g for g in groups if _worth(g, facts)]
@@ -315,10 +317,18 @@ def _exclude(facts: Facts, node: fx.Node, reason: str) -> None:
 
 
 def _group(
-    nodes: list[fx.Node], after: Mapping[fx.Node, list[fx.Node]], facts: Facts, backward: bool
+    nodes: list[fx.Node],
+    after: Mapping[fx.Node, list[fx.Node]],
+    facts: Facts,
+    backward: bool,
+    held: Sequence[Sequence[fx.Node]] = (),
 ) -> list[list[fx.Node]]:
     """The largest groups that stay convex; ``after`` as ``convexity.successors`` says."""
-    groups = Groups(after, {n: facts.parameters[n] for n in nodes if n in facts.known})
+    others: dict[fx.Node, frozenset[fx.Node]] = {n: frozenset() for members in held for n in members}
+    groups = Groups(after, others | {n: facts.parameters[n] for n in nodes if n in facts.known})
+    for members in held:
+        for node in members[1:]:
+            groups.merge(members[0], node, force=True)
     for node in nodes:
         whole = node.args[0] if node.target is operator.getitem and node in facts.known else None
         if isinstance(whole, fx.Node):
@@ -334,7 +344,8 @@ def _group(
                 first = readers.setdefault((operand, facts.known[node].rows), node)
                 if first is not node:
                     groups.merge(first, node)
-    return [trimmed for group in groups.all() if (trimmed := _trim(group, facts, backward))]
+    found = (group for group in groups.all() if group[0] not in others)
+    return [trimmed for group in found if (trimmed := _trim(group, facts, backward))]
 
 
 def _same(known: Mapping[fx.Node, Value], a: fx.Node, b: fx.Node) -> bool:

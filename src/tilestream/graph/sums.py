@@ -159,10 +159,10 @@ def _neutral(found: _Operands) -> tuple[bool, fx.Node | None]:
 
     Without the base's own value among the operands, nodes without rows keep it: then it must be what they have anyway.
     """
-    constant = 0.0 if found.base is None else _constant(found.base)
+    start = 0.0 if found.base is None else constant(found.base)
     if not found.self:
-        return constant == OF_NOTHING[found.how], None
-    adds_nothing = found.how in ("sum", "mul") and constant == OF_NOTHING[found.how]
+        return start == OF_NOTHING[found.how], None
+    adds_nothing = found.how in ("sum", "mul") and start == OF_NOTHING[found.how]
     return True, None if adds_nothing else found.base
 
 
@@ -261,7 +261,7 @@ def _packed_strides(shape: Any) -> list[Any]:
     return strides[: len(shape)]
 
 
-def _constant(node: fx.Node) -> float | None:
+def constant(node: fx.Node) -> float | None:
     """The number that all elements of a node are, where it is made so."""
     if node.target in (aten.zeros_like.default, aten.zeros.default, aten.new_zeros.default):
         return 0.0
@@ -273,7 +273,7 @@ def _constant(node: fx.Node) -> float | None:
 
 
 def is_zeros(node: fx.Node) -> bool:
-    return _constant(node) == 0.0
+    return constant(node) == 0.0
 
 
 def first_alike(graph: fx.Graph, floats: bool = False) -> dict[fx.Node, fx.Node]:

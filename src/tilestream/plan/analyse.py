@@ -12,7 +12,7 @@ from tilestream.graph.capture import capture
 from tilestream.graph.cut import Cutter
 from tilestream.graph.rewrites.settings import Settings
 from tilestream.options import Options
-from tilestream.plan import precision
+from tilestream.plan import messages, precision
 from tilestream.plan.analysis import Analysis
 from tilestream.plan.gradient_launches import least_rows
 from tilestream.plan.interaction import TARGETS, place_expected
@@ -40,21 +40,32 @@ def analyse(
         CaptureError: Dynamo could not capture the model.
         DeviceError: no device of that name is known.
     """
-    options = options or Options()
+    return _analysed(model, inputs, options or Options(), device, keywords, training)
+
+
+def _analysed(
+    model: Callable[..., Any],
+    inputs: Sequence[Any],
+    options: Options,
+    device: Device | None,
+    keywords: Mapping[str, Any] | None,
+    training: bool,
+    sums: bool = True,
+) -> Analysis:
+    """``sums``: whether those by an index are made in sorted order where that pays."""
     device = device or devices.planned_for(options.device)
-    found = capture(model, inputs, keywords, training, training_cut(options, device) if training else None)
+    found = capture(model, inputs, keywords, training, training_cut(options, device, sums) if training else None)
     for graph, kind in zip(found.graphs, found.kinds, strict=True):
         if kind == "inference":
             place_expected(graph, False, options, device)
-    made = of_graphs(model, found, options, device, training)
-    if any(n.target in TARGETS for graph in found.graphs for n in graph.graph.nodes):
+    made = of_graphs(model, found, options, device, training, sums)
+    if any(n.target in (*TARGETS, *messages.TARGETS) for graph in found.graphs for n in graph.graph.nodes):
         apart = replace(options, interactions=False)
-        made = replace(
-            made, plain_graphs=analyse(model, inputs, apart, device, keywords=keywords, training=training).graphs
-        )
+        made = replace(made, plain_graphs=_analysed(model, inputs, apart, device, keywords, training, False).graphs)
     return replace(made, float32=precision.alternatives(made, found, model, inputs, keywords or {}))
 
 
-def training_cut(options: Options, device: Device) -> Cutter:
+def training_cut(options: Options, device: Device, sums: bool = True) -> Cutter:
     """What cuts joint graphs, as a compilation does."""
-    return Cutter(Settings(least_rows(options)), lambda joint: place_expected(joint, True, options, device))
+    settings = Settings(least_rows(options), sums=messages.sorted_sums if sums else None)
+    return Cutter(settings, lambda joint: place_expected(joint, True, options, device))

@@ -38,7 +38,7 @@ class Analysis:
         training: whether gradients were wanted.
         hints: what the user should know of the capture, a line each.
         float32: what lower precisions would give, where float32 keeps layers from streaming.
-        plain_graphs: where ``graphs`` hold interactions of ours, the same graphs without, which are Inductor's.
+        plain_graphs: where ``graphs`` hold operators of ours, the same graphs without, which are Inductor's.
         measured_us, inductor_measured_us: one call of the whole model, timed on the device, and the same of Inductor.
     """
 
@@ -82,6 +82,8 @@ class Analysis:
         """Launches in order: the regions that run as pipelines, and the kernels of what is left."""
         running = ((r, r.runs) for r in self.regions if r.nodes)
         streamed = [(r, c) for r, c in running if c is not None and c.pipeline is not None and r.rows]
+        if not streamed and self.plain_graphs and not self.training:
+            return self.on_inductor  # a graph without regions is Inductor's as it is
         return whole(self.graphs, streamed, self.eager, self._device, self.tf32)
 
     @cached_property
@@ -101,6 +103,8 @@ class Analysis:
 
     def candidate_us(self, region: RegionAnalysis, candidate: Candidate) -> float | None:
         """Predicted microseconds of one candidate of a region, Inductor among them; None of what was refused."""
+        if candidate.pipeline is not None and region.kind == "ragged":
+            return candidate.predicted_us
         if candidate.pipeline is not None:
             us = pipelines_us(region.pipelines(candidate), region.rows, self._device)
             return None if us is None else us + region.turned_us

@@ -14,6 +14,7 @@ from tilestream.graph.gradients import GradientSite
 from tilestream.graph.moved import moved, text
 from tilestream.graph.nodes import computes, is_ours, name
 from tilestream.graph.provenance import source
+from tilestream.graph.ragged import ragged_regions
 from tilestream.graph.region import Region
 from tilestream.graph.rewrites.settings import APART, Settings
 from tilestream.graph.rewrites.table import When, rewrite
@@ -23,8 +24,10 @@ from tilestream.kernels.product.block import MOST_ROWS
 from tilestream.kernels.product.finder import is_projection
 from tilestream.options import Options
 from tilestream.plan.gradient_launches import apart, gradient_sites, least_rows
+from tilestream.plan.messages import sorted_sums
 
 LONE = "a product by itself: nothing streams into it or out of it, and a library's is as fast"
+RAGGED = "part of a ragged region"
 NO_ROWS = "no rows: nothing is launched"
 
 
@@ -58,17 +61,22 @@ class Found(Partition):
         return replace(made, exclusions=tuple(outside))
 
 
-def find(graph: fx.GraphModule, kind: Kind, options: Options, device: Device, known: Found | None = None) -> Found:
+def find(
+    graph: fx.GraphModule, kind: Kind, options: Options, device: Device, known: Found | None = None, sums: bool = True
+) -> Found:
     """The regions and weight gradients of a graph.
 
     Args:
         graph: functional ATen, which is rewritten in place: it gets its normal form, and where the options say so, its
             convolutions become those of pixels.
+        sums: whether an inference graph's sums by an index are made in sorted order where that pays.
         known: what was found in another graph, which counts where that is a copy of this one.
     """
     backward = kind == "backward"
     if backward:
         rewrite(graph, When.BACKWARD)
+    if kind == "inference" and sums:
+        rewrite(graph, When.SUMS, Settings(sums=sorted_sums))
     rewrite(graph, When.NORMAL_FORM)
     if known is not None and text(known.graph.graph) == text(graph.graph):
         cuts, sites = moved(known.cuts, known.sites, graph.graph)
@@ -76,15 +84,19 @@ def find(graph: fx.GraphModule, kind: Kind, options: Options, device: Device, kn
     if kind == "inference" and options.convolutions != "off":
         rewrite(graph, When.CONVOLUTIONS, Settings(bulk=options.convolutions != "lanes"))
     sites = gradient_sites(graph.graph, device, least_rows(options)) if backward else []
+    ragged, left = ragged_regions(graph)
+    taken = {node: RAGGED for cut in ragged for node in cut.nodes}
     part = partition(
         graph,
-        apart=kept_out(graph.graph) | apart(sites),
+        apart={n.name: why for n, why in (left | taken).items()} | kept_out(graph.graph) | apart(sites),
+        held=[cut.nodes for cut in ragged],
         training=kind != "inference",
         backward=backward,
         spared=spared_for(graph),
         projections=options.projections and kind == "inference",
     )
-    return Found(part.cuts, part.exclusions, part.operators, graph, kind, tuple(sites))
+    exclusions = tuple(e for e in part.exclusions if e.reason != RAGGED)
+    return Found((*part.cuts, *ragged), exclusions, part.operators, graph, kind, tuple(sites))
 
 
 def kept_out(graph: fx.Graph) -> dict[str, str]:
@@ -94,6 +106,6 @@ def kept_out(graph: fx.Graph) -> dict[str, str]:
 
 def is_lone(region: Region, options: Options) -> bool:
     """Whether a region is one product that no kernel of ours does better than a library's."""
-    if len(region.operators) > 1 or options.strategy != "auto":
+    if region.program.ragged or len(region.operators) > 1 or options.strategy != "auto":
         return False
     return region.rows > MOST_ROWS or not is_projection(region.program)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from torch import fx
 
 from tilestream.devices import Device
+from tilestream.graph.nodes import is_ours
 from tilestream.graph.selection import Partition
 from tilestream.plan.fusion import units
 from tilestream.plan.library import kernels
@@ -87,7 +88,7 @@ def of_partition(graph: fx.Graph, found: Partition, device: Device, tf32: bool) 
     streamed = {f"{number}": cut.nodes for number, cut in enumerate(found.cuts)}
     for unit in units(nodes, streamed):
         if not unit.region:
-            parts += timed(unit.nodes, inside=False)
+            parts += timed(unit.nodes, inside=all(map(is_ours, unit.nodes)))
             continue
         for inner in units(unit.nodes, {}):
             parts += timed(inner.nodes, inside=True)

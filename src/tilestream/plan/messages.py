@@ -1,13 +1,10 @@
-"""Messages that are added to nodes beside regions: which of the sums are made in sorted order, and by what kernels.
-
-One predicate for all who ask: ``graph.rewrites.sorted_sums`` replaces these sums where the graph runs, ``plan.whole``
-predicts them.
-"""
+"""Messages that are added to nodes: which of the sums are made in sorted order, and by what kernels."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from math import prod
 from typing import Any
 
 import torch
@@ -16,12 +13,16 @@ from torch import fx
 from tilestream.graph.nodes import aten
 from tilestream.graph.nodes import name as target_name
 from tilestream.graph.provenance import source
+from tilestream.graph.rewrites.operators import SEGMENT_REDUCE, SEGMENTS, SORTED_INDEX
 from tilestream.graph.rewrites.settings import SortedSums
 from tilestream.graph.sizes import expression, hint
 from tilestream.graph.sums import Sum, first_alike, sums
 from tilestream.plan import scatter_cost
-from tilestream.plan.values import Readers, moved
-from tilestream.simulator.library import Kernel, Own
+from tilestream.plan.values import Moved
+from tilestream.simulator.library import Kernel, Own, Stream
+
+TARGETS = (SEGMENTS, SORTED_INDEX, SEGMENT_REDUCE)
+"""Operators of ours that lists of edges are sorted by, and that reduce by them."""
 
 MOST_ROW_BYTES = 8192
 """Of a row: 512 lanes."""
@@ -100,48 +101,12 @@ def _rows(s: Sum) -> int:
     return sum(p.every * scatter_cost.edges(p) for p in s.parts)
 
 
-def sum_kernels(graph: fx.Graph, readers: Readers) -> dict[fx.Node, tuple[Kernel, ...]]:
-    """What each addition that is made in sorted order becomes: a sort before the first of those that share it, a sum in
-    the place of the last one that it is made of, nothing elsewhere."""
-    tables, paying = sorted_sums(graph)
-    places = {node: place for place, node in enumerate(graph.nodes)}
-    made: dict[fx.Node, tuple[Kernel, ...]] = {}
-    for together, launches in [(t, [t]) for t in tables] + [(t, [[s] for s in t]) for t in paying]:
-        sort = (_sort(together if len(launches) == 1 else together[:1]),)
-        for launch in launches:
-            nodes = sorted((p.node for s in launch for p in s.parts), key=places.__getitem__)
-            made |= dict.fromkeys(nodes, ())
-            made[nodes[-1]] = (*sort, _sum(launch, nodes, readers))
-            sort = ()
-    return made
-
-
-def _sort(together: Sequence[Sum]) -> Kernel:
-    """int32 places of the edges and starts of the nodes, of the indices of all parts."""
-    parts = [p for s in together for p in s.parts]
-    edges, node = float(sum(map(scatter_cost.edges, parts))), parts[0].node
-    read = tuple((p.index.name, scatter_cost.edges(p) * p.index.meta["val"].element_size()) for p in parts)
-    return _kernel(node, "sort", Own("sort", edges, 1.0), read, _order(together))
-
-
-def _sum(together: Sequence[Sum], nodes: Sequence[fx.Node], readers: Readers) -> Kernel:
-    """Rows and their places are read, each node's sum is written."""
-    parts = [p for s in together for p in s.parts]
-    indices, touched = {p.index.name for p in parts}, moved(nodes, readers)
-    edges = float(sum(map(scatter_cost.edges, parts)))
-    read = (*((name, size) for name, size in touched.reads if name not in indices), *_order(together))
-    work = Own("segment_sum", edges, float(parts[0].features))
-    return _kernel(nodes[-1], "sum", work, read, touched.writes)
-
-
-def _order(together: Sequence[Sum]) -> tuple[tuple[str, float], ...]:
-    name = ".".join(dict.fromkeys(p.index.name for s in together for p in s.parts))
-    edges = sum(scatter_cost.edges(p) for s in together for p in s.parts)
-    nodes = sum(hint(s.node.meta["val"].shape[0]) for s in together)
-    return (f"{name}.order", 4.0 * edges), (f"{name}.starts", 4.0 * (nodes + 1))
-
-
-def _kernel(
-    node: fx.Node, name: str, work: Own, reads: tuple[tuple[str, float], ...], writes: tuple[tuple[str, float], ...]
-) -> Kernel:
-    return Kernel(f"{node.name}.{name}", work, reads, writes, (target_name(node),), source(node))
+def kernels_of(node: fx.Node, touched: Moved) -> tuple[Kernel, ...]:
+    """The kernel of one of ``TARGETS``."""
+    if node.target is SEGMENT_REDUCE:
+        order, nodes = (x.meta["val"].shape for x in (node.all_input_nodes[-3], node))
+        work = Own("segment_sum", float(hint(order[0])), float(prod(map(hint, nodes[1:]))))
+    else:
+        edges = float(hint(node.all_input_nodes[0].meta["val"].shape[0]))
+        work = Own("sort", edges, 1.0) if node.target is SEGMENTS else Stream(max(1.0, edges))
+    return (Kernel(node.name, work, touched.reads, touched.writes, (target_name(node),), source(node)),)

@@ -48,22 +48,23 @@ class Coverage:
         }
 
 
-RegionKind = Literal["region", "weight gradients", "backward chain"]
-"""What streams rows, what sums over them, or both in one."""
+RegionKind = Literal["region", "ragged", "weight gradients", "backward chain"]
+"""What streams rows, what reduces rows of edges at nodes, what sums over all rows, or the first and the last in one."""
 
 
 @dataclass(frozen=True)
 class RegionAnalysis:
     """One region, or one launch of weight gradients: its ATen operators, their source lines, and its plan.
 
-    ``rows`` is the number of rows it was planned for. ``plan`` is ``None`` where planning failed,
-    and ``problem`` says why. ``flops`` are those of its operators, ``nodes`` what they are in their graph (empty where
-    the region was compiled and not analysed), ``modules`` the paths of the modules that made them. ``turned_us``: of
-    copies of its weights before each call, where they lie as no kernel reads them; in no prediction of a candidate.
-    ``launches``: of a backward chain, the pipelines that run one after another; its candidate has the first.
-    ``parts``: the region and the sums that it is of, which its fallback runs apart. ``alone``: nothing else of its
-    graph streams, so without its pipeline the graph is Inductor's as it is, ReLUs apart from products. ``of``: what was
-    found, and is planned here; like ``nodes`` it is gone from what is kept after a compilation.
+    ``rows`` is the number of rows it was planned for. ``plan`` is ``None`` where planning failed, and ``problem``
+    says why. ``flops`` are those of its operators, ``nodes`` what they are in their graph (empty where the region was
+    compiled and not analysed), ``modules`` the paths of the modules that made them. ``turned_us``: of copies of its
+    weights before each call, where they lie as no kernel reads them; in no prediction of a candidate. ``launches``:
+    of a backward chain, the pipelines that run one after another; its candidate has the first. ``parts``: the region
+    and the sums that it is of, which its fallback runs apart. ``alone``: nothing else of its graph streams, so
+    without its pipeline the graph is Inductor's as it is, ReLUs apart from products. ``edges``: of a ragged region,
+    those of the call that was captured. ``of``: what was found, and is planned here; like ``nodes`` it is gone from
+    what is kept after a compilation.
     """
 
     name: str
@@ -82,6 +83,7 @@ class RegionAnalysis:
     launches: tuple[Pipeline, ...] = ()
     parts: tuple[RegionAnalysis, ...] = ()
     alone: bool = False
+    edges: int = 0
     of: Cut | GradientLaunch | Pair | None = field(default=None, repr=False, compare=False)
 
     def pipelines(self, candidate: Candidate | None) -> tuple[Pipeline, ...]:

@@ -22,6 +22,7 @@ from tilestream.plan.find import Found
 from tilestream.plan.gradient_launches import GradientLaunch, gradient_launches
 from tilestream.plan.pairs import Pair, find_pair, maker
 from tilestream.plan.parts import RegionAnalysis
+from tilestream.plan.ragged import edges_of
 
 
 class Plans(Protocol):
@@ -87,6 +88,8 @@ def of_cut(
         modules=_modules(cut.nodes),
         turned_us=turned_us,
         alone=alone,
+        kind="ragged" if region.program.ragged else "region",
+        edges=edges_of(region) if region.program.ragged else 0,
         of=cut,
     )
 

@@ -16,13 +16,15 @@ from tilestream.graph.capture import Captured
 from tilestream.graph.costs import flops
 from tilestream.graph.nodes import computes, is_ours, takes_tf32
 from tilestream.graph.provenance import module_path
+from tilestream.graph.region import Region
 from tilestream.graph.selection import Cut
 from tilestream.options import Options
-from tilestream.plan import planner
+from tilestream.plan import planner, ragged
 from tilestream.plan.analysis import Analysis
 from tilestream.plan.candidates import Candidate, Plan, expected_of
 from tilestream.plan.chain_choice import expected
 from tilestream.plan.chooser import decide
+from tilestream.plan.finalists import Shown
 from tilestream.plan.find import LONE, NO_ROWS, Found, find, is_lone
 from tilestream.plan.gradient_launches import GradientLaunch, question
 from tilestream.plan.gradients import STRATEGY as STATIONARY
@@ -31,21 +33,30 @@ from tilestream.plan.pairs import Pair
 from tilestream.plan.parts import Excluded, GraphAnalysis, RegionAnalysis, Share
 from tilestream.plan.plan_graph import numbered, of_cut, plan_graph
 from tilestream.plan.tails import all_promising
-from tilestream.plan.turned import turned
+from tilestream.plan.turned import Turned, turned
 from tilestream.plan.whole import inductor_kernels
 
 STRATEGIES = ("vertical", "spatial", "shared", "bulk")
 
 
 def of_graphs(
-    model: Callable[..., Any], captured: Captured, options: Options, device: Device, training: bool = False
+    model: Callable[..., Any],
+    captured: Captured,
+    options: Options,
+    device: Device,
+    training: bool = False,
+    sums: bool = True,
 ) -> Analysis:
-    """The analysis of captured graphs."""
+    """The analysis of captured graphs.
+
+    Args:
+        sums: whether sums by an index are made in sorted order where that pays.
+    """
     if training:
         options = options.with_(constant_weights=False)  # steps of training change them
     graphs = []
     for graph, kind in zip(captured.graphs, captured.kinds, strict=True):
-        found = find(graph, kind, options, device)
+        found = find(graph, kind, options, device, sums=sums)
         compute = [n for n in graph.graph.nodes if computes(n) and not is_ours(n)]
         graphs.append(GraphAnalysis(kind, Share(len(compute), sum(map(flops.of_node, compute))), found))
     made = Analysis(
@@ -137,10 +148,16 @@ class Predicted:
                 problem = LONE
             else:
                 shown = partial(_inductor_us, cut.nodes, self.device, self.tf32, not self.alone)
-                plan = planner.plan(region.program, region.rows, self.device, options, turned=copied, fallback_us=shown)
+                plan = self._plan(region, copied, shown)
         except TilestreamError as failure:
             problem = str(failure)
         return of_cut(cut, plan, problem, copied.us, self.alone)
+
+    def _plan(self, region: Region, copied: Turned, shown: Shown) -> Plan:
+        if region.program.ragged:
+            return ragged.plan(region, self.device, self.options, shown)
+        program, rows = region.program, region.rows
+        return planner.plan(program, rows, self.device, self.options, turned=copied, fallback_us=shown)
 
     def sums(self, launch: GradientLaunch) -> Plan:
         return decide(question(launch, self.device, forced=self.options.target == "reference"))

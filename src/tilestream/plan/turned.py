@@ -30,8 +30,9 @@ NONE = Turned()
 
 
 def turned(region: Region, options: Options) -> Turned:
-    """What is copied before each call of ``region``: nothing where the user says that weights are constant."""
-    if options.constant_weights:
+    """What is copied before each call of ``region``: nothing where the user says that weights are constant, or it has
+    none."""
+    if options.constant_weights or region.program.ragged:
         return NONE
     given = [n.meta["val"] for n in region.graph.graph.nodes if n.op == "placeholder"]
     found, sizes = [], []

@@ -24,8 +24,8 @@ from tilestream.ir.traffic import traffic
 from tilestream.plan.candidates import Candidate
 from tilestream.plan.fusion import units
 from tilestream.plan.library import eager_kernel, kernels
-from tilestream.plan.messages import sum_kernels
 from tilestream.plan.parts import GraphAnalysis, RegionAnalysis, RegionKind
+from tilestream.plan.ragged import moved_bytes
 from tilestream.plan.shown import pipelines_us, predicted_by
 from tilestream.plan.values import Readers, moved
 from tilestream.simulator import run
@@ -147,16 +147,11 @@ def _graph_steps(
 ) -> Iterator[_Step]:
     chosen = {region.name: (region, candidate) for region, candidate in streamed}
     cache, readers = Cache(device), Readers(nodes)
-    # beside pipelines (``graph.rewrites``); a graph that has none is Inductor's as it is
-    sums = sum_kernels(nodes[0].graph, readers) if streamed else {}
     inside = {node for region, _ in chosen.values() for node in region.nodes}
     relus = with_relu([n for n in nodes if n not in inside]) if streamed else {}
     for unit in units(nodes, {**relus, **{name: region.nodes for name, (region, _) in chosen.items()}}):
         if unit.region not in chosen:
-            made = sums.get(unit.nodes[0])
-            if made is None:
-                made = kernels(unit.nodes, readers, tf32)
-            yield from _library(number, made, device, cache)
+            yield from _library(number, kernels(unit.nodes, readers, tf32), device, cache)
             continue
         touched = moved(unit.nodes, readers)
         cache.share(touched.reads, touched.writes)
@@ -173,7 +168,8 @@ def _library(number: int, found: Sequence[Kernel], device: Device, cache: Cache)
 
 def _pipeline(region: RegionAnalysis, candidate: Candidate, device: Device) -> Launch:
     pipelines = region.pipelines(candidate)
-    us = pipelines_us(pipelines, region.rows, device)
+    ragged = region.kind == "ragged"
+    us = None if ragged else pipelines_us(pipelines, region.rows, device)
     return Launch(
         "pipeline",
         region.name,
@@ -186,10 +182,12 @@ def _pipeline(region: RegionAnalysis, candidate: Candidate, device: Device) -> L
         candidate.name,
         sum(len(cut_at_dram(p)) if by_rows(p) else 1 for p in pipelines),
         float(region.flops),
-        float(sum(_dram_bytes(p, region.rows) for p in pipelines)),
+        float(
+            sum(moved_bytes(p, region.rows, region.edges) if ragged else _dram_bytes(p, region.rows) for p in pipelines)
+        ),
         region.kind,
         region.modules,
-        predicted_by(pipelines),
+        "closed form of bytes moved" if ragged else predicted_by(pipelines),
     )
 
 

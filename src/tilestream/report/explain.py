@@ -111,7 +111,10 @@ def _region(region: RegionAnalysis, a: Analysis) -> list[RenderableType]:
     where = f", {kind} graph" if len(a.graphs) > 1 else ""
     done = "summed over" if region.kind == "weight gradients" else "planned for"
     operators = count(len(region.operators), "operator")
-    title = f"{region.kind} {region.name}: {operators}, {done} {region.rows:,} rows{where}"
+    rows = f"{region.rows:,} rows"
+    if region.kind == "ragged":
+        rows = f"{region.rows:,} nodes of {region.edges / max(1, region.rows):.1f} edges in the mean"
+    title = f"{region.kind} {region.name}: {operators}, {done} {rows}{where}"
     shown: list[RenderableType] = [Rule(title, align="left", style="cyan")]
     shown.append(Text(_counted(region.operators)))
     if region.modules:

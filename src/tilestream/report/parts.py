@@ -45,7 +45,7 @@ def parts(a: Analysis) -> list[Part]:
     found: dict[tuple[int, str], list[Launch]] = {}
     for launch in () if a.empty else a.whole.launches:
         found.setdefault((launch.graph, _name(launch)), []).append(launch)
-    order = ("regions", "backward chains", "weight gradients", INDUCTOR, EAGER)
+    order = ("regions", "ragged regions", "backward chains", "weight gradients", INDUCTOR, EAGER)
     by_place = sorted(found, key=lambda place: (place[0] < 0, place[0], order.index(place[1])))
     return [Part(_graph(a, number), name, tuple(found[number, name])) for number, name in by_place]
 

@@ -99,6 +99,7 @@ def left_to_inductor(a: Analysis) -> str:
 def _regions(a: Analysis) -> str:
     """How many regions and sums of gradients run as dataflow, and of how many; empty where there is none."""
     kinds = {"region": ("region", "regions")}
+    kinds |= {"ragged": ("ragged region", "ragged regions")}
     kinds |= {"backward chain": ("backward chain", "backward chains")}
     kinds |= {"weight gradients": ("launch of weight gradients", "launches of weight gradients")}
     said = []

@@ -14,8 +14,7 @@ from tilestream.plan import few_rows, margins
 from tilestream.plan.chooser import kept
 from tilestream.plan.cost import product_bound_us
 from tilestream.plan.gradient_launches import GradientLaunch
-from tilestream.plan.planner import likely_against, proposals, shortlist
-from tilestream.plan.turned import turned
+from tilestream.plan.planner import likely_against, shortlist
 from tilestream.run import gradients
 from tilestream.run.collector import collect_once
 from tilestream.run.executable import build_ahead, first_built
@@ -85,9 +84,9 @@ def _begin_fallback(region: Region, options: Options, target: Target) -> None:
     if options.strategy != "auto":
         return
     try:
-        program, rows = region.program, region.rows
-        made = proposals(program, rows, target.hardware, options, turned(region, options))
-        if likely_against(made, product_bound_us(program, rows, target.hardware)):
+        made = question(region, options, target).propose()
+        bound_us = product_bound_us(region.program, region.rows, target.hardware)
+        if region.program.ragged or likely_against(made, bound_us):
             begin_inductors(region)
     except Exception as failure:
         log.debug("%s: planning it will say why", region.name, exc_info=failure)
@@ -148,6 +147,6 @@ def _is_planned(region: Region, options: Options, target: Target) -> bool:
 
 def _wanted(region: Region, options: Options, target: Target) -> list[Pipeline]:
     """The candidates that will be timed, best predicted first."""
-    made = proposals(region.program, region.rows, target.hardware, options, turned(region, options))
+    made = question(region, options, target).propose()
     wanted = shortlist(made, options.strategy != "auto", few_rows.most_timed(options))
     return [c.pipeline for c in wanted if c.pipeline is not None]

@@ -10,7 +10,6 @@ from torch import fx
 from tilestream.graph.rewrites.settings import Settings
 from tilestream.graph.rewrites.table import When, rewrite
 from tilestream.options import Options
-from tilestream.plan.messages import sorted_sums
 from tilestream.run import device_ops
 from tilestream.run.attention import replace_attention, runs_here
 from tilestream.run.early_launches import start_early
@@ -28,9 +27,7 @@ def rewrite_around(
     Args:
         patches: changes of Inductor's configuration for the graph.
     """
-    settings = Settings(
-        library_epilogues=target.kind == "cuda" and not tunes(patches), sums=sorted_sums, runs=runs_here
-    )
+    settings = Settings(library_epilogues=target.kind == "cuda" and not tunes(patches), runs=runs_here)
     rewrite(graph, When.AROUND, settings)
     device_ops.begin(graph.graph)
     if inference:

@@ -219,8 +219,10 @@ def apply(tensor: torch.Tensor, steps: Steps) -> torch.Tensor:
             tensor = tensor.reshape(tensor.numel() // features, features)
         elif what == "index":
             tensor = tensor.reshape(-1)
+        elif what == "features":
+            tensor = tensor.reshape(tensor.shape[0], *map(int, numbers))
         elif what == "vector":
-            tensor = tensor.reshape(int(numbers[0]))
+            tensor = tensor.reshape(*map(int, numbers))
         elif what == "taps":
             tensor = tensor.permute(0, 2, 3, 1).reshape(tensor.shape[0], -1)
         elif what == "rstd":

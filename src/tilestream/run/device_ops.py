@@ -9,7 +9,7 @@ from torch import Tensor, fx
 
 from tilestream.graph.own import on_gpu
 from tilestream.graph.rewrites import operators
-from tilestream.graph.rewrites.operators import PADDED, SEGMENT_REDUCE, SEGMENTS, busy_words
+from tilestream.graph.rewrites.operators import PADDED, SEGMENT_REDUCE, SEGMENTS, SORTED_INDEX, busy_words
 from tilestream.ir.dtypes import DTYPES
 from tilestream.kernels.segments.reduce import MOST_FEATURES, reduction
 from tilestream.run.call import ready
@@ -35,6 +35,14 @@ def segments(index: Tensor, nodes: int) -> tuple[Tensor, Tensor, Tensor]:
     with sorted_keys.explained(index.device):
         busy = index.new_empty(busy_words(len(index)), dtype=torch.int32)
         return *sorted_keys.segments(index, nodes, busy), busy
+
+
+def sorted_index(index: Tensor, order: Tensor, rows: int) -> Tensor:
+    """An index of rows in sorted order. One that is no row fails torch's device-side assertion."""
+    found = index.index_select(0, order)
+    found = torch.where(found < 0, found + rows, found)
+    torch.ops.aten._assert_async.default(((found >= 0) & (found < rows)).all())
+    return found.int()
 
 
 def segment_reduce(
@@ -83,5 +91,11 @@ def begin(graph: fx.Graph) -> None:
         sorted_keys.begin()
 
 
-for _defined, _kernel in ((PADDED, padded), (SEGMENTS, segments), (SEGMENT_REDUCE, segment_reduce)):
+_KERNELS = (
+    (PADDED, padded),
+    (SEGMENTS, segments),
+    (SORTED_INDEX, sorted_index),
+    (SEGMENT_REDUCE, segment_reduce),
+)
+for _defined, _kernel in _KERNELS:
     on_gpu(_defined, _kernel)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from tilestream.graph.region import Region
+from tilestream.graph.region import EdgeArguments, Region
 from tilestream.graph.sizes import hint
 from tilestream.plan.chooser import NotTimedNow
 
@@ -53,12 +53,32 @@ def random_arguments(region: Region, seed: int = 0) -> list[Any]:
             continue
         scale = 1 / math.sqrt(region_width(region, index)) if index in weights else 1.0
         values.append(random_tensor(fake, generator, scale))
+    if region.edges is not None:
+        _make_edges(region.edges, values, generator)
+        return values
     heights = {p.tensor: values[p.index].shape[0] for p in region.parameters if p.tensor in tables}
     for operand in region.inputs:  # rows from all over the table: the same again and again would stay near
         least = min((heights[op.params[0]] for op in loads if op.index == operand.tensor), default=0)
         if least and operand.index not in fixed:
             values[operand.index].random_(0, least, generator=generator)
     return values
+
+
+def _make_edges(given: EdgeArguments, values: list[Any], generator: torch.Generator) -> None:
+    """Write random lists of edges into values, and what was made of them."""
+    nodes, order = len(values[given.starts]) - 1, values[given.order]
+    index = torch.zeros_like(order) if given.receivers < 0 else values[given.receivers]
+    if not len(order) or not nodes:
+        values[given.starts].zero_()
+        return
+    index.random_(0, nodes, generator=generator)
+    made = torch.ops.tilestream.segments(index, nodes)
+    for at, tensor in zip((given.order, given.starts, given.busy), made, strict=True):
+        values[at] = tensor
+    for raw, ordered, rows in given.sources:
+        if raw != given.receivers:
+            values[raw].random_(0, max(1, rows), generator=generator)
+        values[ordered] = torch.ops.tilestream.sorted_index(values[raw], values[given.order], rows)
 
 
 def random_tensor(fake: torch.Tensor, generator: torch.Generator | None = None, scale: float = 1.0) -> torch.Tensor:

@@ -17,7 +17,7 @@ from tilestream.graph.region import Region
 from tilestream.ir.pipeline import Pipeline
 from tilestream.ir.taps import pictures
 from tilestream.options import Options
-from tilestream.plan import chooser, few_rows, find, planner
+from tilestream.plan import chooser, few_rows, find, planner, ragged
 from tilestream.plan.candidates import Plan
 from tilestream.plan.chooser import Question
 from tilestream.plan.find import LONE, NO_ROWS
@@ -81,6 +81,8 @@ def question(region: Region, options: Options, target: Target) -> Question:
     """Which kernel runs a region; the fallback is no alternative to the reference machine."""
     if target.kind == "reference":  # else as they are: what was proposed for them is known
         options = options.with_(target="reference")
+    if region.program.ragged:
+        return ragged.question(region, target.hardware, options)
     return planner.question(region.program, region.rows, target.hardware, options, turned(region, options))
 
 

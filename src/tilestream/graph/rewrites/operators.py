@@ -12,6 +12,9 @@ from torch.nn import functional
 from tilestream.errors import InputError
 from tilestream.graph.own import operator
 
+INDEX = "tilestream.index"
+"""In the ``meta`` of an order of edges: the name of the node that was sorted, where that is one index of all edges."""
+
 LONG = 64
 """Of the rows that are summed at one node: more are summed by whole CTAs."""
 
@@ -42,6 +45,12 @@ def segments(index: Tensor, nodes: int) -> tuple[Tensor, Tensor, Tensor]:
         raise InputError(f"an index of a sum of rows is outside of its {nodes} rows", "give indices that exist")
     busy = torch.zeros(busy_words(len(index)), dtype=torch.int32)
     return order.int(), torch.searchsorted(ordered, torch.arange(nodes + 1), out_int32=True), busy
+
+
+def sorted_index(index: Tensor, order: Tensor, rows: int) -> Tensor:
+    """Which of a table's ``rows`` the edges name in the order of ``order``, int32 [edges]; no index is below zero."""
+    found = index[order]
+    return torch.where(found < 0, found + rows, found).int()
 
 
 _REDUCES = {"max": ("amax", torch.maximum, -inf), "min": ("amin", torch.minimum, inf), "mul": ("prod", torch.mul, 1.0)}
@@ -85,6 +94,10 @@ def _segments_shapes(index: Tensor, nodes: Any) -> tuple[Tensor, Tensor, Tensor]
     return order, starts, busy
 
 
+def _sorted_shape(index: Tensor, order: Tensor, rows: Any) -> Tensor:
+    return order.new_empty(order.shape, dtype=torch.int32)
+
+
 def _reduced_shape(
     base: Tensor | None, rows: Tensor, order: Tensor, starts: Tensor, busy: Tensor, how: str = "sum"
 ) -> Tensor:
@@ -93,6 +106,7 @@ def _reduced_shape(
 
 PADDED = operator("padded(Tensor[] matrices, SymInt columns) -> Tensor[]", padded, _padded_shapes)
 SEGMENTS = operator("segments(Tensor index, SymInt nodes) -> (Tensor, Tensor, Tensor)", segments, _segments_shapes)
+SORTED_INDEX = operator("sorted_index(Tensor index, Tensor order, SymInt rows) -> Tensor", sorted_index, _sorted_shape)
 SEGMENT_REDUCE = operator(
     'segment_reduce(Tensor? base, Tensor rows, Tensor order, Tensor starts, Tensor busy, str how="sum") -> Tensor',
     segment_reduce,

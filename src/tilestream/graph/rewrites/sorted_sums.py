@@ -11,7 +11,7 @@ from torch import fx
 
 from tilestream.graph.nodes import aten
 from tilestream.graph.rewrites.insert import call
-from tilestream.graph.rewrites.operators import SEGMENT_REDUCE, SEGMENTS
+from tilestream.graph.rewrites.operators import INDEX, SEGMENT_REDUCE, SEGMENTS
 from tilestream.graph.rewrites.settings import Settings
 from tilestream.graph.sizes import same_sizes
 from tilestream.graph.sums import Part, Sum
@@ -79,6 +79,8 @@ class Sorted:
             index = self._joined(indices)
             made = self._call(SEGMENTS, index, self._nodes())
             order, starts, busy = (self._call(getitem, made, k) for k in range(3))
+            if len(indices) == 1 and indices[0] is self._sums[0].parts[0].index:
+                order.meta[INDEX] = indices[0].name
             layouts = [_layout(s.parts) for s in self._sums]
             orders = {layout: self._order(layout, order, indices) for layout in layouts}
         while (before := before.next) is not self._like:

@@ -26,6 +26,7 @@ from tilestream.graph.rewrites.normal_form import (
 )
 from tilestream.graph.rewrites.norms import open_norms
 from tilestream.graph.rewrites.pixels import from_pixels, to_pixels
+from tilestream.graph.rewrites.row_gathers import take_rows
 from tilestream.graph.rewrites.row_sums import copy_sums_operands
 from tilestream.graph.rewrites.settings import DEFAULT, Settings
 from tilestream.graph.rewrites.shared_keys import share_keys
@@ -36,6 +37,7 @@ class When(Enum):
     """Where in a compilation a graph is rewritten."""
 
     JOINT = "forward and backward in one, before they are cut apart"
+    SUMS = "an inference graph, before its normal form"
     BACKWARD = "a backward graph, before its normal form"
     NORMAL_FORM = "any graph, before its regions are selected"
     CONVOLUTIONS = "an inference graph in its normal form, unless the user streams no convolutions"
@@ -63,6 +65,7 @@ class Rewrite:
 
 
 REWRITES = (
+    Rewrite(take_rows, (When.JOINT, When.SUMS), "an index is saved and read once a row, and not once an element"),
     Rewrite(
         split_joined, (When.JOINT,), "rows that were joined need not be saved: a weight's gradient takes the parts"
     ),
@@ -70,7 +73,7 @@ REWRITES = (
         multiply_late, (When.JOINT,), "gradients of gathered rows are multiplied at nodes, of which there are fewer"
     ),
     Rewrite(fuse_relus, (When.AROUND,), "ReLU costs nothing as the epilogue of a library's product"),
-    Rewrite(sort_sums, (When.JOINT, When.AROUND), "messages are summed in sorted order, without atomics"),
+    Rewrite(sort_sums, (When.JOINT, When.SUMS), "messages are summed in sorted order, without atomics"),
     Rewrite(open_norms, (When.JOINT,), "the derivative of a norm is part of the chain of rows around it"),
     Rewrite(put_off_expands, (When.JOINT,), "a column is not held as rows that repeat it"),
     Rewrite(narrow_products, (When.BACKWARD,), "columns that nobody reads are not computed"),

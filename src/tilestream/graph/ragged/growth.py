@@ -1,0 +1,306 @@
+"""Which operators around ``tilestream::segment_reduce`` become one region: what makes edges' values, and what follows.
+
+From each reduction a region grows backwards through operators of edges, as far as gathers, and forwards through
+operators of nodes that nobody else reads before. Several reductions are one region where they read the same edges, or
+one reads the other at the receivers of the edges, as a softmax does. What a product reads or makes stays with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import sympy
+import torch
+from torch import fx
+
+from tilestream.graph.convexity import Groups, successors
+from tilestream.graph.nodes import aten, is_gather, is_product, is_view, packet, value
+from tilestream.graph.ragged.lists import Edges, Gather, gather_of, sorted_lists
+from tilestream.graph.ragged.rules import POINTWISE, REDUCTIONS, VIEWS
+from tilestream.graph.rewrites.operators import SEGMENT_REDUCE
+from tilestream.graph.sizes import expression
+from tilestream.graph.sums import CONSTANTS, first_alike
+from tilestream.ir.dtypes import DTYPES
+
+FILLS = {*CONSTANTS, aten.full, aten.full_like, aten.new_full}
+
+
+@dataclass(frozen=True)
+class Grown:
+    """A region.
+
+    Attributes:
+        members: in graph order. A gather is one where nobody else reads it.
+        of_edges: those of them that have a value for each edge, not for each node.
+        inside: those that take a node's own value at the receivers of its edges.
+        same: of each integer tensor of the graph the first that is computed alike.
+    """
+
+    edges: Edges
+    members: tuple[fx.Node, ...]
+    of_edges: frozenset[fx.Node]
+    inside: Mapping[fx.Node, Gather]
+    same: Mapping[fx.Node, fx.Node]
+
+    def gather(self, node: object) -> Gather | None:
+        """What a node gathers for each edge from outside of the region."""
+        if not isinstance(node, fx.Node) or node in self.inside or (fake := value(node)) is None or not fake.dim():
+            return None
+        return gather_of(node, self.same) if expression(fake.shape[0]) == self.edges.edges else None
+
+
+def grow(graph: fx.Graph, refused: Mapping[fx.Node, str]) -> list[Grown]:
+    """The ragged regions of a graph in its normal form; ``refused`` are no members."""
+    same = first_alike(graph)
+    _by_first_index(graph, same)
+    nodes = [n for n in graph.nodes if n.op == "call_function"]
+    after = successors(nodes)
+    taken: set[fx.Node] = set()
+    found: list[Grown] = []
+    for edges in sorted_lists(graph, same).values():
+        for grown in _List(edges, same, nodes, refused).regions(after, found):
+            if taken.isdisjoint(grown.members):
+                taken.update(grown.members)
+                found.append(grown)
+    return found
+
+
+def _by_first_index(graph: fx.Graph, same: Mapping[fx.Node, fx.Node]) -> None:
+    """Let gathers by equal indices read one node: models take the same part of an index tensor in every layer."""
+    for node in graph.nodes:
+        for operand in node.all_input_nodes if is_gather(node) else ():
+            if (first := same.get(operand, operand)) is not operand:
+                node.replace_input_with(operand, first)
+
+
+@dataclass
+class _List:
+    """What can be in regions of one sorted list of edges."""
+
+    edges: Edges
+    same: Mapping[fx.Node, fx.Node]
+    nodes: Sequence[fx.Node]
+    refused: Mapping[fx.Node, str]
+    of_edges: dict[fx.Node, bool] = field(default_factory=dict)
+    of_nodes: dict[fx.Node, bool] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.seeds = [n for n in self.nodes if self.is_seed(n)]
+
+    def is_seed(self, node: fx.Node) -> bool:
+        return node.target is SEGMENT_REDUCE and node.args[2] is self.edges.order and node not in self.refused
+
+    def regions(self, after: Mapping[fx.Node, list[fx.Node]], before: Sequence[Grown]) -> Iterator[Grown]:
+        """Regions that stay convex, also beside those ``before``."""
+        for seed in self.seeds:
+            self.takes_edge(seed.args[1])
+        inside = [n for n in self.nodes if self.of_edges.get(n) or self.of_nodes.get(n) or self.is_seed(n)]
+        forward = {n for n in self.nodes if n not in inside and self._may_follow(n)}
+        parameters = {n: frozenset(self._tables(n)) for n in (*inside, *forward)}
+        others = {n: frozenset() for grown in before for n in grown.members}
+        groups = Groups(after, others | parameters)
+        for grown in before:
+            for node in grown.members[1:]:
+                groups.merge(grown.members[0], node, force=True)
+        members = set(inside)
+        for node in inside:
+            for operand in node.all_input_nodes:
+                if operand in members:
+                    groups.merge(operand, node)
+        for readers in self._shared(inside).values():
+            for node in readers[1:]:
+                groups.merge(readers[0], node)
+        for seed in self.seeds:
+            self._beside(seed, seed.args[1], groups, members, forward)
+        self._follow(groups, members, forward)
+        for group in groups.all():
+            own = [n for n in group if n in members]
+            if any(self.is_seed(n) for n in own) and self._worth(own):
+                whole = self._with_gathers(own)
+                rows = {n: found for n in own if (found := gather_of(n, self.same)) is not None}
+                yield Grown(self.edges, whole, frozenset(filter(self.is_of_edges, whole)), rows, self.same)
+
+    # -- edges ----------------------------------------------------------------------------------
+
+    def is_of_edges(self, node: fx.Node) -> bool:
+        return bool(self.of_edges.get(node)) or self.gather(node) is not None
+
+    def takes_edge(self, node: object) -> bool:
+        """Whether an operand of edges may be computed inside, with all that it is made of; gathers always are."""
+        if not isinstance(node, fx.Node) or not self._sized(node, self.edges.edges):
+            return False
+        if node not in self.of_edges:
+            self.of_edges[node] = False
+            self.of_edges[node] = node not in self.refused and self._edge(node)
+        return self.of_edges[node]
+
+    def _edge(self, node: fx.Node) -> bool:
+        found = gather_of(node, self.same)
+        if found is not None:  # of a node's own value, at the receivers of the edges
+            return found.index is self.edges.index and self.takes_node(found.table)
+        kind, rank = packet(node), node.meta["val"].dim()
+        if kind in FILLS:
+            return rank == 1
+        if kind not in POINTWISE and kind not in VIEWS and kind not in REDUCTIONS:
+            return False
+        read = [n for n in node.all_input_nodes if self._sized(n, self.edges.edges)]
+        if kind in POINTWISE:
+            read = [n for n in read if n.meta["val"].dim() == rank]
+        if not read or (kind in VIEWS and read[0] is not node.args[0]):
+            return False
+        inside = [n for n in read if self.takes_edge(n)]
+        by_index = any(self.gather(n) is not None or self._by_index(n) for n in (*read, *inside))
+        if not by_index and any(self._of_product(n) for n in read):
+            return False
+        return not self._feeds_product(node)
+
+    def _by_index(self, node: fx.Node) -> bool:
+        """Whether rows that were taken through an index are in a member's value."""
+        if not self.of_edges.get(node):
+            return False
+        return any(self.gather(n) is not None or self._by_index(n) for n in node.all_input_nodes) or (
+            gather_of(node, self.same) is not None
+        )
+
+    def gather(self, node: object) -> Gather | None:
+        """What a node gathers for each edge from what is no value of the region."""
+        if not isinstance(node, fx.Node) or self.of_edges.get(node) or not self._sized(node, self.edges.edges):
+            return None
+        return gather_of(node, self.same)
+
+    def _of_product(self, node: fx.Node) -> bool:
+        while is_view(node) or (self.of_edges.get(node) is False and packet(node) in POINTWISE):
+            node = node.all_input_nodes[0] if node.all_input_nodes else node
+            if node.op != "call_function":
+                return False
+        if self.of_edges.get(node):
+            return any(self._of_product(n) for n in node.all_input_nodes if self._sized(n, self.edges.edges))
+        return is_product(node)
+
+    def _feeds_product(self, node: fx.Node) -> bool:
+        """Whether a product reads it, through operators that could be in its kernel."""
+        seen: set[fx.Node] = set()
+        left = list(node.users)
+        while left:
+            user = left.pop()
+            if user in seen or user.target is SEGMENT_REDUCE:
+                continue
+            seen.add(user)
+            if is_product(user):
+                return True
+            if self._sized(user, self.edges.edges) and (packet(user) in (*POINTWISE, *VIEWS, aten.cat)):
+                left += user.users
+        return False
+
+    # -- nodes ----------------------------------------------------------------------------------
+
+    def takes_node(self, node: object) -> bool:
+        """Whether a value of nodes is made of what the region sums up, by operators that can be inside."""
+        if not isinstance(node, fx.Node) or node in self.refused or not self._sized(node, self.edges.nodes):
+            return False
+        if node not in self.of_nodes:
+            self.of_nodes[node] = False
+            self.of_nodes[node] = self._node(node)
+        return self.of_nodes[node]
+
+    def _node(self, node: fx.Node) -> bool:
+        if self.is_seed(node):
+            self.takes_edge(node.args[1])
+            return True
+        if packet(node) not in POINTWISE and packet(node) not in VIEWS:
+            return False
+        made_of = [self.takes_node(n) for n in node.all_input_nodes]  # all are asked
+        return any(made_of)
+
+    def _may_follow(self, node: fx.Node) -> bool:
+        if node in self.refused:
+            return False
+        if (found := gather_of(node, self.same)) is not None:  # a node's value, at the receivers of its edges
+            own = found.index is self.edges.index and self._sized(found.table, self.edges.nodes)
+            return own and self._sized(node, self.edges.edges)
+        fits = packet(node) in POINTWISE or packet(node) in VIEWS
+        return fits and any(self._sized(node, size) for size in (self.edges.nodes, self.edges.edges))
+
+    def _follow(self, groups: Groups[fx.Node], members: set[fx.Node], forward: set[fx.Node]) -> None:
+        """Let operators join what they read, where nobody else outside reads it."""
+        for node in self.nodes:
+            joining = [u for u in node.users if u not in members] if node in members else []
+            if len(joining) != 1 or not self._joins(joining[0], node, forward):
+                continue
+            (user,) = joining
+            if groups.merge(node, user):
+                members.add(user)
+                of_edges = bool(self.of_edges.get(node)) or is_gather(user)
+                if of_edges:
+                    self.of_edges[user] = True
+                    for operand in user.all_input_nodes:
+                        if operand in members:
+                            groups.merge(operand, user)
+                else:
+                    self._beside(user, node, groups, members, forward)
+
+    def _beside(self, user: fx.Node, node: object, groups: Groups[fx.Node], members: set, forward: set) -> None:
+        """What is made for ``user`` alone joins it: a scaled row of the node itself."""
+        for other in user.all_input_nodes:
+            if other is node or other in members or other not in forward or len(other.users) > 1:
+                continue
+            if packet(other) in POINTWISE and not self._of_one_product(other) and groups.merge(other, user):
+                members.add(other)
+
+    def _joins(self, user: fx.Node, node: fx.Node, forward: set[fx.Node]) -> bool:
+        if user not in forward or any(self._of_one_product(n) for n in user.all_input_nodes if n is not node):
+            return False
+        if is_gather(user) or self.of_edges.get(node):
+            behind = [u for u in user.users if u.op == "call_function"]
+            if self._feeds_product(user) or not self._sized(user, self.edges.edges):
+                return False
+            return not is_gather(user) or bool(behind) and all(u in forward and not is_gather(u) for u in behind)
+        if packet(user) in VIEWS:  # at the border it costs nothing
+            return bool(user.users) and all(self._joins(u, user, forward) for u in user.users)
+        return True
+
+    def _of_one_product(self, node: fx.Node) -> bool:
+        """Whether it is made by a product for this one reader, whose epilogue the reader can be."""
+        while len(node.users) == 1 and (is_view(node) or packet(node) in POINTWISE) and node.all_input_nodes:
+            node = node.all_input_nodes[0]
+        return len(node.users) == 1 and is_product(node)
+
+    # -- both -----------------------------------------------------------------------------------
+
+    def _sized(self, node: fx.Node, size: sympy.Expr) -> bool:
+        fake = value(node)
+        if fake is None or not fake.dim() or (fake.dtype not in DTYPES and fake.dtype is not torch.bool):
+            return False
+        return expression(fake.shape[0]) == size and fake.device == self.edges.order.meta["val"].device
+
+    def _tables(self, node: fx.Node) -> Iterator[fx.Node]:
+        """Whole tables that a member reads rows of."""
+        for operand in node.all_input_nodes:
+            while is_view(operand) and operand.all_input_nodes and not self.of_edges.get(operand):
+                operand = operand.all_input_nodes[0]
+            found = self.gather(operand)
+            if found is not None and found.index is not self.edges.index:
+                yield found.table
+
+    def _shared(self, inside: Sequence[fx.Node]) -> dict[Gather, list[fx.Node]]:
+        """Who reads the same rows."""
+        found: dict[Gather, list[fx.Node]] = {}
+        for node in inside:
+            for operand in node.all_input_nodes:
+                if (rows := self.gather(operand)) is not None:
+                    found.setdefault(rows, []).append(node)
+        return found
+
+    def _worth(self, group: Sequence[fx.Node]) -> bool:
+        """Whether there is more than one reduction of rows that lie in memory."""
+        rest = [n for n in group if not self.is_seed(n) and not is_view(n) and packet(n) not in FILLS]
+        return bool(rest) or any(self.gather(x) for n in group for x in n.all_input_nodes)
+
+    def _with_gathers(self, group: Sequence[fx.Node]) -> tuple[fx.Node, ...]:
+        """With the gathers that nobody else reads."""
+        whole = set(group)
+        for node in reversed(self.nodes):
+            if node not in whole and self.gather(node) and node.users and node.users.keys() <= whole:
+                whole.add(node)
+        return tuple(n for n in self.nodes if n in whole)

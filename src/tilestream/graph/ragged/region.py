@@ -1,0 +1,123 @@
+"""The ragged regions of a graph, lowered."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+import torch
+from torch import fx
+
+from tilestream.graph.nodes import Unsupported, aten
+from tilestream.graph.ragged.growth import Grown, grow
+from tilestream.graph.ragged.lists import Edges, Gather
+from tilestream.graph.ragged.lowering import Ragged, Shapes
+from tilestream.graph.region import EdgeArguments, Region, region_of, result_of
+from tilestream.graph.rewrites.insert import call
+from tilestream.graph.rewrites.operators import SORTED_INDEX
+from tilestream.graph.selection import Cut
+from tilestream.graph.sizes import expression, hint
+from tilestream.ir.axes import Level, Loop, Spread
+from tilestream.ir.pipeline import Pipeline, Stage
+
+log = logging.getLogger(__name__)
+
+PREFIX = "ragged"
+STEP = 8
+"""Nodes, and edges of one, that a worker of the reference machine takes at once."""
+CTAS = 264
+
+
+def ragged_regions(owner: fx.GraphModule) -> tuple[list[Cut], dict[fx.Node, str]]:
+    """The ragged regions of a graph in its normal form, and why operators that could have been in one are not.
+
+    Indices that they read in sorted order become nodes of the graph, one for all that read it.
+    """
+    graph, refused = owner.graph, dict[fx.Node, str]()
+    lists = _Lists(graph)
+    while True:  # what cannot be lowered where it is leaves its region, and what is left grows anew
+        cuts: list[Cut] = []
+        leave: dict[fx.Node, str] = {}
+        for grown in grow(graph, refused):
+            try:
+                cuts.append(_lowered(owner, grown, lists, f"{PREFIX}{len(cuts)}"))
+            except Unsupported as reason:
+                log.debug("%s leaves its ragged region: %s", reason.node, reason.reason)
+                leave |= dict.fromkeys(
+                    grown.members if reason.node not in grown.members else (reason.node,), reason.reason
+                )
+        if not leave:
+            return cuts, refused
+        refused |= leave
+
+
+def _lowered(owner: fx.GraphModule, grown: Grown, lists: _Lists, title: str) -> Cut:
+    """
+    Raises:
+        Unsupported: with the member that stands in the way.
+    """
+    members = frozenset(grown.members)
+    e = Ragged(grown, lambda rows: lists.sorted(rows, grown.edges), Shapes(grown))
+    for node in grown.members:
+        try:
+            e.emit(node)
+        except Unsupported as reason:
+            raise Unsupported(reason.reason, node) from reason
+    outputs = [n for n in grown.members if any(u not in members for u in n.users)]
+    results = {}
+    for n, node in enumerate(outputs):
+        try:
+            e.store(node, f"y{n}", node in grown.of_edges)
+        except Unsupported as reason:
+            raise Unsupported(reason.reason, node) from reason
+        results[node] = result_of(node, f"y{n}")
+    e.bounds()
+    mesh = (Spread(Level.GRID, CTAS, ("nodes",)),)
+    stage = Stage("all", tuple(e.ops), (Loop("nodes", STEP), Loop("edges", STEP)), mesh)
+    program = Pipeline("ragged", tuple(e.tensors.values()), (stage,), (), strategy="segments")
+    indices = [b.node.args[0] for b in e.inputs if b.node.target is SORTED_INDEX]
+    beside = [n for n in (grown.edges.order, grown.edges.index, *indices) if isinstance(n, fx.Node)]
+    rows = hint(grown.edges.starts.meta["val"].shape[0]) - 1
+    region = region_of(owner, title, grown.members, results, program, e, rows, beside)
+    return Cut(replace(region, edges=_arguments(region, grown, e)), grown.members, tuple(outputs))
+
+
+def _arguments(region: Region, grown: Grown, e: Ragged) -> EdgeArguments:
+    at = {name: index for index, name in enumerate(region.arguments)}
+    order, starts, busy = (at[n.name] for n in (grown.edges.order, grown.edges.starts, grown.edges.busy))
+    receivers = -1 if grown.edges.index is None else at.get(grown.edges.index.name, -1)
+    made = (b.node for b in e.inputs if b.node.target is SORTED_INDEX)
+    sources = tuple((at[_name(n.args[0])], at[n.name], hint(_count(n.args[2]))) for n in made)
+    return EdgeArguments(order, starts, busy, receivers, sources)
+
+
+def _name(x: object) -> str:
+    assert isinstance(x, fx.Node)
+    return x.name
+
+
+def _count(x: object) -> int | torch.SymInt:
+    found = x.meta["val"] if isinstance(x, fx.Node) else x
+    assert isinstance(found, int | torch.SymInt)
+    return found
+
+
+class _Lists:
+    """Indices of a graph in sorted order, each made once, behind what it is made of."""
+
+    def __init__(self, graph: fx.Graph) -> None:
+        self._graph = graph
+        self._made: dict[tuple[fx.Node, fx.Node, object], fx.Node] = {}
+
+    def sorted(self, rows: Gather, edges: Edges) -> fx.Node:
+        """``rows.index`` in the order of ``edges``, of which none is below zero."""
+        count = rows.table.meta["val"].shape[0]
+        key = (rows.index, edges.order, expression(count))
+        if key not in self._made:
+            place = {node: n for n, node in enumerate(self._graph.nodes)}
+            needed = [rows.index, edges.order, *([] if isinstance(count, int) else [rows.table])]
+            last = max(needed, key=place.__getitem__)
+            with self._graph.inserting_before(last.next):
+                size = count if isinstance(count, int) else call(edges.order, aten.sym_size.int, rows.table, 0)
+                self._made[key] = call(edges.order, SORTED_INDEX, rows.index, edges.order, size)
+        return self._made[key]
