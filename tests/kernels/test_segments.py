@@ -13,7 +13,8 @@ from ragged_programs import Case, Graph, aggregators, attention, dot_products, e
 from torch import Tensor as T
 
 from tilestream.cuda import sorted_keys
-from tilestream.cuda.host.build import HostRun, Mutation, run_on_host
+from tilestream.cuda.host.build import HostRace, HostRun, Mutation, run_on_host
+from tilestream.cuda.launch import addressable, readable
 from tilestream.errors import InputError
 from tilestream.graph.rewrites import operators
 from tilestream.ir.dtypes import TORCH_DTYPES
@@ -74,6 +75,27 @@ def test_graphs(edges: int) -> None:
 def test_bounds_that_list_no_busy_nodes() -> None:
     torch.manual_seed(0)
     check(gather_sum(16, "f32"), uniform(20, 500, busy=300), "f32", busy=False)
+
+
+def test_rows_that_lie_apart_are_read_in_place_where_loads_stay_aligned() -> None:
+    ragged, rows = gather_sum(36, "bf16").pipeline(), torch.zeros(8, 80, dtype=torch.bfloat16)
+    assert readable(rows[:, :36], ragged) and readable(rows[:, :36].contiguous(), ragged)
+    apart = torch.zeros(8, 37, dtype=torch.bfloat16)[:, :36]
+    assert addressable(apart) and not readable(apart, ragged)
+    assert not readable(torch.zeros(8, 4, 16).transpose(0, 1), ragged) and not readable(torch.zeros(8, 40).t(), ragged)
+
+
+def test_no_race(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    graph, case = uniform(20, 500, busy=400), attention(2, 8, "f32", fused=False)
+    check(case, graph, "f32", options=HostRun(sanitize=True))
+    barrier = ("bits_of(s.v[k]));\n    lanes::all_together();", "bits_of(s.v[k]));")
+    with pytest.raises(HostRace):
+        run_on_host(
+            case.pipeline(),
+            case.given(graph),
+            HostRun(sanitize=True, mutations=(Mutation("segments.cuh", *barrier),), folder=tmp_path),
+        )
 
 
 def test_same_bits() -> None:

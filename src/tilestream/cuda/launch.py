@@ -234,7 +234,7 @@ class CompiledPipeline:
                 f"the pipeline wants {want} {ELEMENT_DTYPES[t.dtype]} on {self.device}",
                 "convert it before the call",
             )
-        if t.role is Role.OUTPUT or addressable(value):
+        if t.role is Role.OUTPUT or readable(value, self.pipeline):
             return value
         return value.clone(memory_format=torch.contiguous_format)
 
@@ -358,6 +358,14 @@ def _span(t: torch.Tensor) -> tuple[int, int]:
         return 0, 0
     last = sum((n - 1) * stride for n, stride in zip(t.shape, t.stride(), strict=True))
     return t.data_ptr(), t.data_ptr() + (last + 1) * t.element_size()
+
+
+def readable(t: torch.Tensor, pipeline: Pipeline) -> bool:
+    """Whether a pipeline's kernels can read a tensor in place. Those of ragged ones load as many bytes at once as a
+    row's width allows: rows that lie apart start on 16 bytes, and what has more dimensions is contiguous."""
+    if not pipeline.ragged or not addressable(t):
+        return addressable(t)
+    return t.is_contiguous() or (t.dim() == 2 and t.stride(0) * t.element_size() % 16 == 0)
 
 
 def addressable(t: torch.Tensor) -> bool:

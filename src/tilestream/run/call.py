@@ -113,7 +113,7 @@ class RegionCall:
                 continue
             resting[operand.tensor] = viewed
             rests = self._remembers and is_view_of(viewed, values[operand.index])
-            if not (rests and _kernels_can_read(viewed, operand in spec.parameters)):
+            if not (rests and _kernels_can_read(viewed, spec.pipeline, operand in spec.parameters)):
                 moving[operand.tensor] = operand
         inputs = tuple(o.tensor for o in spec.inputs)
         rows = rows_given(spec.pipeline, lambda name: resting[name].shape[0], inputs)
@@ -243,12 +243,12 @@ def is_view_of(view: torch.Tensor, base: torch.Tensor) -> bool:
     return view.untyped_storage().data_ptr() == base.untyped_storage().data_ptr()
 
 
-def _kernels_can_read(tensor: torch.Tensor, parameter: bool) -> bool:
+def _kernels_can_read(tensor: torch.Tensor, pipeline: Pipeline, parameter: bool) -> bool:
     """Whether a tensor needs no copy at every call but one that the launches themselves make."""
-    from tilestream.cuda.launch import addressable
+    from tilestream.cuda.launch import readable
     from tilestream.cuda.turn import lies_transposed
 
-    return addressable(tensor) or (parameter and lies_transposed(tensor))
+    return readable(tensor, pipeline) or (parameter and not pipeline.ragged and lies_transposed(tensor))
 
 
 def ordered(tensor: torch.Tensor, order: tuple[int, ...]) -> torch.Tensor:
