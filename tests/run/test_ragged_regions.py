@@ -14,6 +14,7 @@ from torch import Tensor, fx, nn
 from tilestream import devices
 from tilestream.graph.capture import capture
 from tilestream.graph.rewrites.operators import SEGMENTS, SORTED_INDEX
+from tilestream.kernels.families import why_no_kernel
 from tilestream.options import Options
 from tilestream.plan import scatter_cost
 from tilestream.plan.find import Found, find
@@ -102,6 +103,13 @@ def test_five_layers_are_five_regions_and_one_sort() -> None:
     assert [o.removeprefix("aten.") for o in cuts[0].region.operators] == ["index_select.default", "mul.Tensor"]
     for target in (SEGMENTS, SORTED_INDEX):
         assert len(f.graph.graph.find_nodes(op="call_function", target=target)) == 1
+
+
+@pytest.mark.parametrize("name", ["GAT", "PNA", "Transformer"])
+def test_kernels_take_them(name: str) -> None:
+    """Scores and values of a head have their features along one axis, whatever views made them."""
+    (cut,) = ragged(found(LAYERS[name](), *given()))
+    assert not why_no_kernel(plan(cut.region, H200, Options(target="reference")).chosen.pipeline)
 
 
 def test_a_softmax_over_edges_is_one_region() -> None:

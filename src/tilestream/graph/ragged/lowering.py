@@ -48,7 +48,9 @@ class Shapes:
                 self.dims[node] = self._of(node)
             except Unsupported as reason:
                 raise Unsupported(reason.reason, node) from reason
-        self.places = self.space.ordered(self.dims.values())
+        known = list(self.dims.values())
+        self.space.share(known)
+        self.places = self.space.ordered(known)
 
     def leaves(self, node: fx.Node) -> tuple[int, ...]:
         """The axes of a value's features, in the order of the region."""

@@ -101,6 +101,24 @@ class Space:
             raise Unsupported("a view that leaves elements out")
         return tuple(found)
 
+    def share(self, values: Sequence[Sequence[Dim]]) -> None:
+        """Let axes of one size that no value has both of be one, where every value still has its own in one order."""
+        rows = [{axis for dim in dims for axis in self.leaves(dim)} for dims in values]
+        axes = sorted(set().union(*rows))
+        for n, axis in enumerate(axes):
+            for other in axes[:n]:
+                alike = self._sizes[axis] == self._sizes[other] and other not in self._made_of
+                if not alike or any({axis, other} <= set(row) for row in rows):
+                    continue
+                self._made_of[axis] = (other,)
+                try:
+                    self.ordered(values)
+                except Unsupported:
+                    del self._made_of[axis]
+                else:
+                    rows = [{other if a == axis else a for a in row} for row in rows]
+                    break
+
     def ordered(self, values: Iterable[Sequence[Dim]]) -> dict[int, int]:
         """A place for each axis, so that every value has its own in this order.
 
