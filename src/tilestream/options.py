@@ -47,6 +47,8 @@ class Options:
             attention in the place of cuDNN's, each where that is faster. Inference graphs with regions alone.
         early_launch: kernels of inference graphs start, and load weights, while the kernel in front of them still
             runs.
+        keep_lists: keep sorted lists of edges from call to call, where torch counts no change of an argument in between
+            and no CUDA graph is captured; of constant buffers (``constant_weights``) there as well.
         convolutions: take convolutions of channels-last tensors, with what follows them, into regions, whose kernels
             copy pixels in bulk by the im2col mode of bulk copies (where it cannot, lane by lane), or all lane by lane,
             which is slower. ``auto``: in bulk. Inference alone.
@@ -71,6 +73,7 @@ class Options:
     interactions: bool = True
     attention: bool = True
     early_launch: bool = True
+    keep_lists: bool = True
     convolutions: Convolutions = "auto"
     fallback: bool = True
 
@@ -89,6 +92,7 @@ class Options:
             "interactions",
             "attention",
             "early_launch",
+            "keep_lists",
             "fallback",
         )
         for name in flags:

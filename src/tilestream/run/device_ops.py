@@ -7,11 +7,12 @@ from math import prod
 import torch
 from torch import Tensor, fx
 
-from tilestream.graph.own import on_gpu
+from tilestream.graph.own import LIBRARY, on_gpu
 from tilestream.graph.rewrites import operators
 from tilestream.graph.rewrites.operators import PADDED, SEGMENT_REDUCE, SEGMENTS, SORTED_INDEX, busy_words
 from tilestream.ir.dtypes import DTYPES
 from tilestream.kernels.segments.reduce import MOST_FEATURES, reduction
+from tilestream.run import kept_lists
 from tilestream.run.call import ready
 from tilestream.run.executable import build_ahead, executable
 
@@ -23,13 +24,19 @@ def padded(matrices: list[Tensor], columns: int) -> list[Tensor]:
     return pad.padded(matrices, columns)
 
 
-def segments(index: Tensor, nodes: int) -> tuple[Tensor, Tensor, Tensor]:
-    """An index sorted.
+def segments(index: Tensor, nodes: int, kept: bool = False) -> tuple[Tensor, ...]:
+    """An index sorted; where the graph says that it may be ``kept``, by an earlier call if that is sure.
 
     Raises:
         InputError: an index is no node. The kernel ends, as torch's own assertion does, and the CUDA context is lost:
             this call says so where torch notices in time, else the next one.
     """
+    return kept_lists.kept(index, nodes, _sorted) if kept else _sorted(index, nodes)
+
+
+def _sorted(index: Tensor, nodes: int) -> tuple[Tensor, ...]:
+    if not index.is_cuda:
+        return operators.segments(index, nodes)
     from tilestream.cuda import sorted_keys
 
     with sorted_keys.explained(index.device):
@@ -99,3 +106,4 @@ _KERNELS = (
 )
 for _defined, _kernel in _KERNELS:
     on_gpu(_defined, _kernel)
+LIBRARY.impl("segments", segments, "CPU")  # lists are kept there as well

@@ -19,12 +19,15 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 
 from tilestream.announce import announce_failure
 from tilestream.graph.modules import copied
+from tilestream.graph.rewrites.kept import keep_lists
+from tilestream.graph.rewrites.table import rewrite
 from tilestream.run import around, epilogues, fallback
 from tilestream.run.collector import young_only
 from tilestream.run.decompose import simplified
 from tilestream.run.direct import DirectNote, direct, direct_note, is_direct
 from tilestream.run.graphs import Compilation
 from tilestream.run.joint import partitioner
+from tilestream.run.kept_lists import keeping
 from tilestream.run.late_kernels import finished_together
 from tilestream.run.stopwatch import timed
 from tilestream.run.triton_driver import begin_driver
@@ -71,7 +74,8 @@ def compile_graph(graph: fx.GraphModule, inputs: Sequence[Any], compilation: Com
         begin_driver()
     try:
         with young_only(), functorch.patch(enable_autograd_cache=cached), config.patch(changed):
-            return compile_fx(graph, list(inputs), inner_compile=inner, decompositions={}, config_patches=patches)
+            made: Any = compile_fx(graph, list(inputs), inner_compile=inner, decompositions={}, config_patches=patches)
+        return keeping(made, inputs, options.constant_weights) if options.keep_lists else made
     except NothingTakenError:
         log.info("no region is taken")
     except Exception as failure:
@@ -144,6 +148,8 @@ def _inner(
                 return direct(streamed)
         if taken:
             around.rewrite_around(streamed, compilation.options, compilation.target, compilation.patches, inference)
+            if compilation.options.keep_lists and not backward:
+                rewrite(streamed, keep_lists)
         made: list[tuple[Any, list[Any]]] = []
 
         def compiled(graph: fx.GraphModule, **changes: Any) -> Any:

@@ -33,9 +33,12 @@ def padded(matrices: list[Tensor], columns: int) -> list[Tensor]:
     return [functional.pad(m, (0, columns - m.shape[1])).contiguous() for m in matrices]
 
 
-def segments(index: Tensor, nodes: int) -> tuple[Tensor, Tensor, Tensor]:
+def segments(index: Tensor, nodes: int, kept: bool = False) -> tuple[Tensor, Tensor, Tensor]:
     """``index`` (integers [edges]) sorted, equal ones in their order: their places, int32 [edges]; where those of each
     node start, int32 [nodes + 1]; and which nodes have many, int32, for the GPU's kernel alone.
+
+    Args:
+        kept: ``index`` is an argument of the graph, which does not change it: the next call may have the same one.
 
     Raises:
         InputError: an index is no node.
@@ -88,7 +91,7 @@ def _padded_shapes(matrices: list[Tensor], columns: int) -> list[Tensor]:
     return [m.new_empty((m.shape[0], columns)) for m in matrices]
 
 
-def _segments_shapes(index: Tensor, nodes: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _segments_shapes(index: Tensor, nodes: Any, kept: bool = False) -> tuple[Tensor, Tensor, Tensor]:
     edges = index.shape[0]
     order, starts, busy = (index.new_empty((n,), dtype=torch.int32) for n in (edges, nodes + 1, busy_words(edges)))
     return order, starts, busy
@@ -105,7 +108,9 @@ def _reduced_shape(
 
 
 PADDED = operator("padded(Tensor[] matrices, SymInt columns) -> Tensor[]", padded, _padded_shapes)
-SEGMENTS = operator("segments(Tensor index, SymInt nodes) -> (Tensor, Tensor, Tensor)", segments, _segments_shapes)
+SEGMENTS = operator(
+    "segments(Tensor index, SymInt nodes, bool kept=False) -> (Tensor, Tensor, Tensor)", segments, _segments_shapes
+)
 SORTED_INDEX = operator("sorted_index(Tensor index, Tensor order, SymInt rows) -> Tensor", sorted_index, _sorted_shape)
 SEGMENT_REDUCE = operator(
     'segment_reduce(Tensor? base, Tensor rows, Tensor order, Tensor starts, Tensor busy, str how="sum") -> Tensor',

@@ -1,0 +1,200 @@
+"""Sorted lists of edges that are kept from call to call: only where they are sure to be the same."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tilestream.graph.rewrites import operators
+from tilestream.plan import scatter_cost
+from tilestream.run import device_ops, kept_lists
+from tilestream.run.backend import tilestream
+
+NODES = 40
+
+
+class Network(nn.Module):
+    """Messages along the edges ``index`` [2, edges], twice; ``prepare`` makes the list that is used of it."""
+
+    def __init__(self, prepare: Callable[[Tensor], Tensor] = lambda index: index, held: Tensor | None = None) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))
+        self.prepare = prepare
+        self.register_buffer("held", held)
+        self.bfloat16()
+
+    def forward(self, v: Tensor, index: Tensor | None = None) -> Tensor:
+        senders, receivers = self.prepare(self.held if index is None else index)
+        for _ in range(2):
+            v = torch.zeros_like(v).index_add(0, receivers, self.net(v[senders]))
+        return v
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch, fresh: None) -> None:
+    """Sums of few rows pay, too."""
+    monkeypatch.setattr(scatter_cost, "atomics_us", lambda _: 1e9)
+
+
+@pytest.fixture
+def sorts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many edges each sort had."""
+    made: list[int] = []
+    plain = operators.segments
+    monkeypatch.setattr(operators, "segments", lambda index, nodes: made.append(len(index)) or plain(index, nodes))
+    return made
+
+
+def edges(count: int = 300, seed: int = 0) -> Tensor:
+    torch.manual_seed(seed)
+    return torch.randint(NODES, (2, count))
+
+
+def compiled(module: nn.Module, **options: Any) -> Any:
+    return torch.compile(module, backend=tilestream, options={"target": "reference", **options})
+
+
+def check(module: nn.Module, fast: Any, *given: Tensor) -> None:
+    v = torch.randn(NODES, 64).bfloat16()
+    with torch.no_grad():
+        torch.testing.assert_close(fast(v, *given), module(v, *given), rtol=0.05, atol=0.05)
+
+
+def test_the_same_list_is_sorted_no_more(sorts: list[int]) -> None:
+    module, index = Network(), edges()
+    fast = compiled(module)
+    for calls, made in ((1, 1), (2, 2), (3, 2), (4, 2)):  # remembered, kept, taken, taken
+        check(module, fast, index)
+        assert len(sorts) == made, calls
+    index[1, :50] = 3
+    check(module, fast, index)
+    assert len(sorts) == 3
+    index.copy_(edges(seed=1))
+    check(module, fast, index)
+    check(module, fast, index.clone())
+    assert len(sorts) == 5
+    for _ in range(3):
+        check(module, fast, index[:, :])
+    assert len(sorts) == 6
+
+
+def test_turned_off(sorts: list[int]) -> None:
+    module, index = Network(), edges()
+    fast = compiled(module, keep_lists=False)
+    for _ in range(4):
+        check(module, fast, index)
+    assert len(sorts) == 4
+
+
+def in_place(index: Tensor) -> Tensor:
+    index.add_(1).remainder_(NODES)
+    return index
+
+
+@pytest.mark.parametrize(
+    "prepare", [lambda index: index.flip(0) + 0, in_place], ids=["computed", "changed in the graph"]
+)
+def test_what_is_not_the_argument_is_sorted_in_every_call(prepare: Any, sorts: list[int]) -> None:
+    module, index = Network(prepare), edges()
+    fast, other = compiled(module), index.clone()
+    for _ in range(4):
+        v = torch.randn(NODES, 64).bfloat16()
+        with torch.no_grad():
+            torch.testing.assert_close(fast(v, index), module(v, other), rtol=0.05, atol=0.05)
+        assert torch.equal(index, other)
+    assert len(sorts) == 4
+
+
+def test_in_inference_mode_nothing_is_sure(sorts: list[int]) -> None:
+    module = Network()
+    fast = compiled(module)
+    with torch.inference_mode():
+        index = edges()
+        for seed in range(3):
+            index.copy_(edges(seed=seed))
+            v = torch.randn(NODES, 64).bfloat16()
+            torch.testing.assert_close(fast(v, index), module(v, index), rtol=0.05, atol=0.05)
+    assert len(sorts) == 3
+
+
+def test_training_steps(sorts: list[int]) -> None:
+    module, index = Network(), edges()
+    fast = compiled(module)
+
+    def gradients(function: Any) -> list[Tensor]:
+        module.zero_grad()
+        torch.manual_seed(1)
+        function(torch.randn(NODES, 64).bfloat16().requires_grad_(), index).square().mean().backward()
+        return [p.grad.clone() for p in module.parameters() if p.grad is not None]
+
+    made = []
+    for _ in range(4):
+        for got, wanted in zip(gradients(fast), gradients(module), strict=True):
+            torch.testing.assert_close(got, wanted, rtol=0.1, atol=0.01)
+        made.append(len(sorts))
+    assert made[3] - made[2] < made[1] - made[0]
+    index.copy_(edges(seed=5))
+    for got, wanted in zip(gradients(fast), gradients(module), strict=True):
+        torch.testing.assert_close(got, wanted, rtol=0.1, atol=0.01)
+
+
+def sorted_by(lists: kept_lists.KeptLists, index: Tensor, constant: bool = False) -> tuple[Tensor, ...]:
+    return lists.of(index, NODES, kept_lists.Source(index._version, constant), device_ops._sorted)
+
+
+def test_bounded_and_nothing_is_held_alive() -> None:
+    lists, held = kept_lists.KeptLists(), [edges(seed=k)[0] for k in range(kept_lists.MOST + 3)]
+    for index in held:
+        for _ in range(3):
+            got = sorted_by(lists, index)
+            assert all(torch.equal(a, b) for a, b in zip(got, operators.segments(index, NODES), strict=True))
+            got[0].zero_()  # compiled code writes where it has read
+    assert len(lists) == kept_lists.MOST
+    del index, held
+    gc.collect()
+    sorted_by(lists, edges()[0])
+    assert len(lists) == 0
+
+
+def test_seen_otherwise_it_is_another_list() -> None:
+    lists, index = kept_lists.KeptLists(), edges(600)[0]
+    views = [index, index[:300], index[1:], index[::2], index.flip(0)]
+    for _ in range(3):
+        for view in views:
+            order, starts, _ = sorted_by(lists, view)
+            assert torch.equal(order, operators.segments(view, NODES)[0]) and int(starts[-1]) == len(view)
+
+
+def test_in_a_capture_only_constants_are_taken(monkeypatch: pytest.MonkeyPatch, sorts: list[int]) -> None:
+    class OnGpu(Tensor):
+        is_cuda = True  # pyright: ignore[reportAssignmentType]
+
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda *_: torch.Stream("cpu"))
+    monkeypatch.setattr(
+        device_ops, "_sorted", lambda index, nodes: operators.segments(index.as_subclass(Tensor), nodes)
+    )
+    lists, index = kept_lists.KeptLists(), edges()[0]
+    sorted_by(lists, index, constant=True)
+    assert len(sorts) == 1 and len(lists) == 1
+    sorted_by(lists, index.as_subclass(OnGpu), constant=True)
+    assert len(sorts) == 1
+    for _ in range(3):
+        sorted_by(lists, index.as_subclass(OnGpu))
+    assert len(sorts) == 4
+
+
+def test_buffers_that_are_constant_are_kept_at_once(sorts: list[int]) -> None:
+    module = Network(held=edges())
+    fast = compiled(module, constant_weights=True)
+    for _ in range(3):
+        check(module, fast)
+    assert len(sorts) == 1
+    module.held.copy_(edges(seed=3))
+    check(module, fast)
+    assert len(sorts) == 2
