@@ -53,6 +53,7 @@ def test_the_order_of_each_place() -> None:
         When.PLACED: ["join_maxima", "from_pixels"],
         When.AROUND: ["fuse_relus"],
         When.AROUND_INFERENCE: ["multiply_reals", "share_keys"],
+        When.CALLED: ["keep_lists"],
     }
 
 

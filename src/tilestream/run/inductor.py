@@ -19,8 +19,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 
 from tilestream.announce import announce_failure
 from tilestream.graph.modules import copied
-from tilestream.graph.rewrites.kept import keep_lists
-from tilestream.graph.rewrites.table import rewrite
+from tilestream.graph.rewrites.table import When, rewrite
 from tilestream.run import around, epilogues, fallback
 from tilestream.run.collector import young_only
 from tilestream.run.decompose import simplified
@@ -149,7 +148,7 @@ def _inner(
         if taken:
             around.rewrite_around(streamed, compilation.options, compilation.target, compilation.patches, inference)
             if compilation.options.keep_lists and not backward:
-                rewrite(streamed, keep_lists)
+                rewrite(streamed, When.CALLED)
         made: list[tuple[Any, list[Any]]] = []
 
         def compiled(graph: fx.GraphModule, **changes: Any) -> Any:

@@ -15,6 +15,7 @@ from tilestream.graph.rewrites.broadcasts import put_off_expands
 from tilestream.graph.rewrites.complex_products import multiply_reals
 from tilestream.graph.rewrites.epilogues import fuse_relus
 from tilestream.graph.rewrites.joint import narrow_products, split_joined
+from tilestream.graph.rewrites.kept import keep_lists
 from tilestream.graph.rewrites.late_products import multiply_late
 from tilestream.graph.rewrites.maxima import join_maxima, split_maxima
 from tilestream.graph.rewrites.normal_form import (
@@ -44,6 +45,7 @@ class When(Enum):
     PLACED = "a graph whose regions are calls: what none of them took is as it was"
     AROUND = "any graph with regions, before it is decomposed for Inductor"
     AROUND_INFERENCE = "the same, if nothing is trained"
+    CALLED = "an inference or a forward graph, whose arguments are those of a call, behind all others"
 
 
 Run = Callable[[fx.Graph, Settings], int]
@@ -88,6 +90,7 @@ REWRITES = (
     Rewrite(join_maxima, (When.PLACED,), "undoes split_maxima"),
     Rewrite(from_pixels, (When.PLACED,), "undoes to_pixels"),
     Rewrite(multiply_reals, (When.AROUND_INFERENCE,), "Inductor fuses products of complex numbers"),
+    Rewrite(keep_lists, (When.CALLED,), "a later call with the same list of edges need not sort it"),
     Rewrite(share_keys, (When.AROUND_INFERENCE,), "keys and values are not repeated for queries that share them"),
 )
 
