@@ -28,7 +28,7 @@ def check(index: Tensor, nodes: int) -> None:
     many = {int(n): int(c) for n, c in zip(names[counts > 64], counts[counts > 64], strict=True)}
     items = sorted(map(tuple, busy[1 : 1 + 2 * int(busy[0])].view(-1, 2).tolist()))
     pieces = {node: which & 0xFFFF for node, which in items}
-    assert set(pieces) == set(many) and all(0 < n <= -(-many[node] // 1024) for node, n in pieces.items())
+    assert set(pieces) == set(many) and all(0 < n <= -(-many[node] // 256) for node, n in pieces.items())
     assert items == [(node, k << 16 | n) for node, n in sorted(pieces.items()) for k in range(n)]
 
 
