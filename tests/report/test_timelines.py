@@ -7,16 +7,21 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
+from graph_layers import LAYERS
 from ragged_cases import CASES
 
+import tilestream
 from tilestream.apps import APPS
 from tilestream.apps.load import load
 from tilestream.apps.models import MODELS
 from tilestream.bench import analysed
 from tilestream.devices import get
 from tilestream.options import Options
+from tilestream.plan import scatter_cost
 from tilestream.report import timeline
 from tilestream.report.charts import LEFT, gantt
+from tilestream.report.explain import Report
 from tilestream.report.simulation import Run, Simulation
 from tilestream.report.timeline import by_worker, waits
 from tilestream.simulator import simulate
@@ -53,6 +58,18 @@ def test_a_ragged_pipeline_has_a_timeline_and_says_what_was_assumed() -> None:
     names = {e["name"] for e in timeline.trace(made.timelines())["traceEvents"] if e["ph"] == "X"}
     assert found.spans and names and gantt(found)
     assert made.json()["runs"][0]["note"] == found.note
+
+
+def test_a_ragged_region_is_simulated_with_the_edges_of_its_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scatter_cost, "atomics_us", lambda _: 1e9)  # small sums pay, too
+    x, edges = torch.randn(500, 16), torch.randint(500, (2, 3500))
+    made = tilestream.simulate(LAYERS["GIN"](), x, edges, torch.randn(3500, 8), device="h200")
+    (run,) = (run for run in made.runs if run.pipeline.ragged)
+    (region,) = (r for r in made.analysis.regions if r.kind == "ragged")
+    assert region.edges == 3500 and "edges: mean 7.0, largest 7, assumed all equal" in str(made)
+    assert made.analysis.candidate_us(region, region.plan.chosen) == run.outcome.time_us > 0
+    assert run.outcome.spans and 3500 * 4 < run.outcome.bytes["dram"]
+    assert "500 nodes of 7.0 edges in the mean" in str(Report(made.analysis))
 
 
 @pytest.mark.exhaustive

@@ -122,6 +122,8 @@ class Sizes(dict[str, int]):
 def sizes_of(p: Pipeline, size: Mapping[str, int], known: Mapping[str, Lengths] | None = None) -> Sizes:
     """Sizes of all axes that are known or follow, and the lengths of every ragged axis of ``p``.
 
+    Tables of a ragged pipeline are taken to have as many rows as there are nodes.
+
     Args:
         size: of axes that are read at the call: of nodes and edges, or of one of the two.
         known: lengths where they are known; others are assumed to be equal.
@@ -145,7 +147,15 @@ def sizes_of(p: Pipeline, size: Mapping[str, int], known: Mapping[str, Lengths] 
                     "give the lengths of this call",
                 )
         sizes.setdefault(p.tensor(axis.bounds).axes[0].name, given.outer + 1)
+    rows = max((sizes[axis] for axis in outermost(p) if axis in sizes), default=None)
+    if p.ragged and rows is not None:  # tables that nobody says anything of
+        sizes = {**{axis.name: rows for axis in p.axes() if axis.size is None}, **sizes}
     return Sizes(sizes, p.ragged, found)
+
+
+def sizes_at(p: Pipeline, rows: int, edges: int = 0) -> Sizes:
+    """``sizes_of`` a call of a ragged pipeline with so many nodes, and edges where that is known: not 0."""
+    return sizes_of(p, dict.fromkeys(outermost(p), rows) | (dict.fromkeys(p.ragged, edges) if edges else {}))
 
 
 def outermost(p: Pipeline) -> list[str]:

@@ -103,10 +103,8 @@ class Analysis:
 
     def candidate_us(self, region: RegionAnalysis, candidate: Candidate) -> float | None:
         """Predicted microseconds of one candidate of a region, Inductor among them; None of what was refused."""
-        if candidate.pipeline is not None and region.kind == "ragged":
-            return candidate.predicted_us
         if candidate.pipeline is not None:
-            us = pipelines_us(region.pipelines(candidate), region.rows, self._device)
+            us = pipelines_us(region.pipelines(candidate), region.rows, self._device, region.edges)
             return None if us is None else us + region.turned_us
         if region.parts:
             return self._apart_us(region)

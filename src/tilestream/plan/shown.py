@@ -8,6 +8,7 @@ from functools import lru_cache
 from tilestream.devices import Device
 from tilestream.errors import DeviceError, PipelineDeadlock, VerifyError, WorkloadError
 from tilestream.ir.launches import cut_at_dram
+from tilestream.ir.lengths import sizes_at
 from tilestream.ir.pipeline import Pipeline
 from tilestream.kernels.costs import ClosedForm
 from tilestream.kernels.families import kernel_of
@@ -15,17 +16,22 @@ from tilestream.simulator import simulate
 
 
 @lru_cache(maxsize=1024)
-def pipeline_us(pipeline: Pipeline, rows: int, device: Device) -> float | None:
-    """Microseconds of a pipeline by the simulator; None where it cannot come to its end on this device."""
+def pipeline_us(pipeline: Pipeline, rows: int, device: Device, edges: int = 0) -> float | None:
+    """Microseconds of a pipeline by the simulator; None where it cannot come to its end on this device.
+
+    Args:
+        edges: of a ragged pipeline; 0 where that is not known.
+    """
     try:
-        return simulate(pipeline, rows, device, spans=False).time_us
+        size = sizes_at(pipeline, rows, edges) if pipeline.ragged else rows
+        return simulate(pipeline, size, device, spans=False).time_us
     except (PipelineDeadlock, WorkloadError, DeviceError, VerifyError):
         return None
 
 
-def pipelines_us(pipelines: Sequence[Pipeline], rows: int, device: Device) -> float | None:
+def pipelines_us(pipelines: Sequence[Pipeline], rows: int, device: Device, edges: int = 0) -> float | None:
     """The same of several, one after another."""
-    return total_us(pipeline_us(pipeline, rows, device) for pipeline in pipelines)
+    return total_us(pipeline_us(pipeline, rows, device, edges) for pipeline in pipelines)
 
 
 def closed_forms(pipelines: Iterable[Pipeline]) -> tuple[ClosedForm, ...]:

@@ -15,6 +15,7 @@ from torch import fx
 from tilestream.devices import Device
 from tilestream.graph.eager import EagerOp
 from tilestream.graph.rewrites.epilogues import with_relu
+from tilestream.ir import lengths
 from tilestream.ir.launches import cut_at_dram
 from tilestream.ir.mesh_traffic import mesh_traffic
 from tilestream.ir.pipeline import Pipeline
@@ -25,7 +26,6 @@ from tilestream.plan.candidates import Candidate
 from tilestream.plan.fusion import units
 from tilestream.plan.library import eager_kernel, kernels
 from tilestream.plan.parts import GraphAnalysis, RegionAnalysis, RegionKind
-from tilestream.plan.ragged import moved_bytes
 from tilestream.plan.shown import pipelines_us, predicted_by
 from tilestream.plan.values import Readers, moved
 from tilestream.simulator import run
@@ -168,8 +168,7 @@ def _library(number: int, found: Sequence[Kernel], device: Device, cache: Cache)
 
 def _pipeline(region: RegionAnalysis, candidate: Candidate, device: Device) -> Launch:
     pipelines = region.pipelines(candidate)
-    ragged = region.kind == "ragged"
-    us = None if ragged else pipelines_us(pipelines, region.rows, device)
+    us = pipelines_us(pipelines, region.rows, device, region.edges)
     return Launch(
         "pipeline",
         region.name,
@@ -182,17 +181,17 @@ def _pipeline(region: RegionAnalysis, candidate: Candidate, device: Device) -> L
         candidate.name,
         sum(len(cut_at_dram(p)) if by_rows(p) else 1 for p in pipelines),
         float(region.flops),
-        float(
-            sum(moved_bytes(p, region.rows, region.edges) if ragged else _dram_bytes(p, region.rows) for p in pipelines)
-        ),
+        float(sum(_dram_bytes(p, region.rows, region.edges) for p in pipelines)),
         region.kind,
         region.modules,
-        "closed form of bytes moved" if ragged else predicted_by(pipelines),
+        predicted_by(pipelines),
     )
 
 
-def _dram_bytes(pipeline: Pipeline, rows: int) -> int:
+def _dram_bytes(pipeline: Pipeline, rows: int, edges: int) -> int:
     """Between DRAM and the chip, each tensor once."""
+    if pipeline.ragged:
+        return mesh_traffic(pipeline, lengths.sizes_at(pipeline, rows, edges))["dram"]
     return traffic(pipeline, rows).dram if by_rows(pipeline) else bytes_of_axes(pipeline, rows)["dram"]
 
 

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tilestream import devices
+from tilestream.ir.lengths import sizes_at
 from tilestream.ir.pipeline import Pipeline
 from tilestream.ir.plain import by_rows
 from tilestream.plan.analysis import Analysis
@@ -164,6 +165,8 @@ def _runs(planned: Analysis, own: bool, known: set[tuple[str, str]]) -> list[Run
         candidate = region.plan.chosen if region.plan is not None else None
         if candidate is None or candidate.pipeline is None or (region.name, candidate.strategy) in known:
             continue
-        outcome = simulate(candidate.pipeline, region.rows, device)
+        pipeline = candidate.pipeline
+        size = sizes_at(pipeline, region.rows, region.edges) if pipeline.ragged else region.rows
+        outcome = simulate(pipeline, size, device)
         made.append(Run(region.name, candidate.strategy, own, candidate.pipeline, outcome))
     return made

@@ -100,9 +100,12 @@ def _any_axes(pipeline: Pipeline, size: Mapping[str, int], device: Device) -> Si
 
 def _ragged(pipeline: Pipeline, size: Sizes, device: Device, spans: bool) -> Simulation:
     """A pipeline of ragged axes: its kernel's counts, or its own, dealt to CTAs by the lengths."""
+    unknown = [axis for axis in outermost(pipeline) if axis not in size]
+    if unknown:
+        raise InputError(
+            f"the size of {', '.join(unknown)} is read at the call", f"say what it is: {{{unknown[0]!r}: 10000}}"
+        )
     rows = max(size[axis] for axis in outermost(pipeline))
-    for axis in pipeline.axes():  # of a table that nobody says anything of
-        size.setdefault(axis.name, rows)
     note = "; ".join(f"{axis}: {each.told()}" for axis, each in size.lengths.items())
     levels = _levels(pipeline, size)
     if rows <= 0:
