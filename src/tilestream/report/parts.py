@@ -19,7 +19,7 @@ INDUCTOR, EAGER = "left to Inductor", "outside of every graph"
 
 @dataclass(frozen=True)
 class Part:
-    """Launches of one graph that are alike: ``name`` is ``regions``, ``backward chains``, ``weight
+    """Launches of one graph that are alike: ``name`` is ``regions``, ``ragged regions``, ``backward chains``, ``weight
     gradients``, or who runs them."""
 
     graph: str
@@ -96,6 +96,8 @@ def facts(found: Sequence[Part]) -> list[dict[str, object]]:
 
 
 def _name(launch: Launch) -> str:
+    if launch.what == "ragged":
+        return "ragged regions"
     if launch.what:
         return launch.what if launch.what.endswith("s") else f"{launch.what}s"
     return INDUCTOR if launch.graph >= 0 else EAGER
