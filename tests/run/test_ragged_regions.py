@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from graph_layers import GIN, LAYERS, Layer, softmax
+from graph_layers import GIN, LAYERS, Layer, scatter, softmax
 from test_messages_training import Step
 from torch import Tensor, fx, nn
 
@@ -110,6 +110,28 @@ def test_kernels_take_them(name: str) -> None:
     """Scores and values of a head have their features along one axis, whatever views made them."""
     (cut,) = ragged(found(LAYERS[name](), *given()))
     assert not why_no_kernel(plan(cut.region, H200, Options(target="reference")).chosen.pipeline)
+
+
+def test_several_reductions_of_what_a_product_made_are_one() -> None:
+    class Several(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = nn.Linear(OF_EDGES, FEATURES)
+
+        def forward(self, x: Tensor, edges: Tensor, e: Tensor) -> Tensor:
+            rows = self.net(e)
+            return torch.cat([scatter(rows, edges[1], NODES, how) for how in ("sum", "max", "min")], -1)
+
+    (cut,) = ragged(found(Several(), *given()))
+    assert len(cut.outputs) == 3 and _check(Several(), given(), False).runners == ["segments"]
+
+
+def test_what_counts_edges_alone_is_no_region() -> None:
+    class Degree(nn.Module):
+        def forward(self, x: Tensor, edges: Tensor, e: Tensor) -> Tensor:
+            return scatter(x.new_ones(edges.shape[1]), edges[1], NODES).clamp(min=1).sqrt()
+
+    assert not ragged(found(Degree(), *given())) and _check(Degree(), given(), False).runners == []
 
 
 def test_a_softmax_over_edges_is_one_region() -> None:

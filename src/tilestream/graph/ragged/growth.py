@@ -283,19 +283,21 @@ class _List:
             if found is not None and found.index is not self.edges.index:
                 yield found.table
 
-    def _shared(self, inside: Sequence[fx.Node]) -> dict[Gather, list[fx.Node]]:
-        """Who reads the same rows."""
-        found: dict[Gather, list[fx.Node]] = {}
+    def _shared(self, inside: Sequence[fx.Node]) -> dict[Gather | fx.Node, list[fx.Node]]:
+        """Who reads the same rows, gathered or made outside."""
+        found: dict[Gather | fx.Node, list[fx.Node]] = {}
         for node in inside:
             for operand in node.all_input_nodes:
-                if (rows := self.gather(operand)) is not None:
+                rows = self.gather(operand) or operand
+                if self._sized(operand, self.edges.edges) and not self.of_edges.get(operand):
                     found.setdefault(rows, []).append(node)
         return found
 
     def _worth(self, group: Sequence[fx.Node]) -> bool:
         """Whether there is more than one reduction of rows that lie in memory."""
         rest = [n for n in group if not self.is_seed(n) and not is_view(n) and packet(n) not in FILLS]
-        return bool(rest) or any(self.gather(x) for n in group for x in n.all_input_nodes)
+        several = sum(map(self.is_seed, group)) > 1
+        return several or bool(rest) or any(self.gather(x) for n in group for x in n.all_input_nodes)
 
     def _with_gathers(self, group: Sequence[fx.Node]) -> tuple[fx.Node, ...]:
         """With the gathers that nobody else reads."""

@@ -71,6 +71,8 @@ def _lowered(owner: fx.GraphModule, grown: Grown, lists: _Lists, title: str) -> 
         except Unsupported as reason:
             raise Unsupported(reason.reason, node) from reason
         results[node] = result_of(node, f"y{n}")
+    if not e.inputs:
+        raise Unsupported("it reads nothing of its edges: how many there are is in memory")
     e.bounds()
     mesh = (Spread(Level.GRID, CTAS, ("nodes",)),)
     stage = Stage("all", tuple(e.ops), (Loop("nodes", STEP), Loop("edges", STEP)), mesh)
