@@ -259,14 +259,13 @@ def attention(heads: int, features: int, dtype: str, fused: bool, alpha: bool = 
 
 
 def dot_products(heads: int, features: int, dtype: str) -> Case:
-    """TransformerConv: scores q_i . k_j, with features of edges added to keys and values."""
-    c, h, f = Case(), Axis("h", heads), Axis("c", features)
-    c.table("q", (h, f), dtype)
-    c.table("kj", (h, f), dtype, "src", of="k")
+    """TransformerConv: scores q_i . k_j, with features of edges added to values. Keys have an axis of their own."""
+    c, h, f, k = Case(), Axis("h", heads), Axis("c", features), Axis("k", features)
+    c.table("q", (h, k), dtype)
+    c.table("kj", (h, k), dtype, "src", of="k_of")
     c.table("vj", (h, f), dtype, "src", of="v")
     c.messages("e", (h, f), dtype)
-    c.op("add", "key", (EDGES, h, f), ins=("kj", "e"))
-    c.op("product", "dot", (EDGES, h), ins=("key", "q"))
+    c.op("product", "dot", (EDGES, h), ins=("kj", "q"))
     c.op("mul", "score", (EDGES, h), ins=("dot",), scalar=features**-0.5)
     c.op("add", "value", (EDGES, h, f), ins=("vj", "e"))
     c.op("product", "o", (NODES, h, f), ins=("score", "value"), combine="softmax")
@@ -274,7 +273,7 @@ def dot_products(heads: int, features: int, dtype: str) -> Case:
 
     def exact(g: Graph, t: Mapping[str, T]) -> Mapping[str, T]:
         e = t["e_of"][t["order"]]
-        score = ((t["k"][t["src"]] + e) * t["q_of"][g.dst]).sum(-1) * features**-0.5
+        score = (t["k_of"][t["src"]] * t["q_of"][g.dst]).sum(-1) * features**-0.5
         p = (score - g.sums(score, "max")[g.dst]).exp()
         return {"y": g.sums((p / g.sums(p)[g.dst])[..., None] * (t["v"][t["src"]] + e))}
 

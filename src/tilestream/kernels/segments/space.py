@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
+from typing import Any
 
 from tilestream.errors import VerifyError
 from tilestream.ir.axes import At
@@ -78,6 +79,8 @@ def space_of(p: Pipeline, nodes: str, edges: str) -> Space:
     names = {name: root(name) for name in (*sizes, *parent) if sizes.get(root(name))}
     used = [tuple(names[a.name] for a in t.axes if a.name in names) for t in tiles.values()]
     axes = max(used, key=lambda each: (prod(sizes[a] or 1 for a in each), len(each)), default=())
+    names |= _alike(p, names, [each for each in used if len(each) == len(axes)], axes, sizes)
+    used = [tuple(names.get(a, a) for a in each) for each in used]
     for each in used:
         if tuple(a for a in axes if a in each) != each:
             raise VerifyError(
@@ -87,3 +90,22 @@ def space_of(p: Pipeline, nodes: str, edges: str) -> Space:
     prefixes = [each for each in used if each and each != axes and each == axes[: len(each)]]
     prefix = max(prefixes, key=len, default=())
     return Space(axes, prefix, {a: sizes[a] or 1 for a in axes}, names)
+
+
+def _alike(
+    p: Pipeline,
+    names: Mapping[str, str],
+    used: Sequence[tuple[str, ...]],
+    axes: tuple[str, ...],
+    sizes: Mapping[str, Any],
+) -> dict[str, str]:
+    """Further names of the axes of the space: keys and values of attention have features of their own, as many of each.
+    Where no op has both axes, lanes that share the one out share the other out as well."""
+    met = [{names[a] for a in op.mentions if a in names} for op in p.stages[0].ops]
+    apart = {
+        own: other
+        for each in used
+        for own, other in zip(each, axes, strict=True)
+        if own not in axes and sizes[own] == sizes[other] and not any({own, other} <= both for both in met)
+    }
+    return {name: apart[root] for name, root in names.items() if root in apart}
