@@ -3,7 +3,7 @@
     python -m benchmarks.run.gnn                        all of them
     python -m benchmarks.run.gnn gin gat/power experts  cases whose names begin so
     python -m benchmarks.run.gnn --seconds 300          what is compiled by then is timed
-    python -m benchmarks.run.gnn --kernels FOLDER       also the kernels that Inductor's and our arm run, a file a case
+    python -m benchmarks.run.gnn --kernels FOLDER       also the kernels of cases that gain little, a file a case
     python -m benchmarks.run.gnn --cpu gin              tiny, on our reference machine: values alone
 
 The models are those of ``benchmarks/lib/gnn_models.py`` and ``masked_models.py``; inference and training steps without
@@ -50,6 +50,8 @@ LOOP_CALLS, LOOP_ROUNDS = 10, 7
 AUTOTUNE_S = 45.0
 """What max-autotune must have left to begin."""
 SETTINGS = {"TORCHINDUCTOR_COMPILE_THREADS": "2", "OMP_NUM_THREADS": "2"}
+MISSED = 1.5
+"""Over the best of the others: of cases that gain less, kernels are told."""
 LONGEST = 14
 """Kernels told of a call."""
 
@@ -304,7 +306,7 @@ def worker(group: str, given: argparse.Namespace) -> None:
         one = made[line.strip()]
         try:
             row = one.measured(given.cpu)
-            if given.kernels is not None:
+            if given.kernels is not None and row.get("speedup", MISSED) < MISSED:
                 _tell_kernels(one, given.kernels)
         except Exception as failure:
             row = {"case": one.case.name, "failed": {**one.failed, "measuring": f"{type(failure).__name__}: {failure}"}}
