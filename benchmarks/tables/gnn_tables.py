@@ -19,6 +19,7 @@ from benchmarks.lib.gnn_models import MODELS
 from benchmarks.lib.marked import table, us, with_parts
 from benchmarks.lib.places import DOCS, RESULTS
 from benchmarks.run.pyg_layers import WAYS, kinds
+from benchmarks.tables import prose
 
 PAGE = DOCS / "gnn.md"
 NONE = "Not measured yet."
@@ -53,26 +54,33 @@ def of(row: dict[str, Any]) -> tuple[str, str, str]:
 
 
 def lines(rows: Sequence[dict[str, Any]], mode: str) -> str:
-    """Microseconds of every arm; those kept aside first."""
-    found = []
+    """Microseconds of every arm; those kept aside first. There is no gain where Inductor compiled nothing."""
+    found, missing = [], list[str]()
     for row in rows:
         (name, graph, own), times = of(row), row.get("us", {})
-        wanted = own == mode or (mode == "" and own == "kept")
-        if not wanted or "tilestream" not in times:
+        if own != mode and not (mode == "" and own == "kept"):
+            continue
+        if "tilestream" not in times:
+            missing.append(f"{WHAT[name]}{f' ({KINDS[graph]})' if graph else ''}")
             continue
         fresh = name in MODELS and MODELS[name].fresh
         text = WHAT[name] + (", kept aside" if fresh else "") + (", the list kept" if own == "kept" else "")
         off = row.get("error_ratio")
         others = [us(times.get(arm)) for arm in ARMS]
-        gain = f"{row['speedup']:.2f}" if "speedup" in row else "-"
+        gain = f"{row['speedup']:.2f}" if _gains(row) else "-"
         ratio = "-" if off is None else f"{off:.2f}"
         found.append([text, KINDS.get(graph, ""), *others, gain, us(row["floor_us"]), ratio])
     if not found:
         return NONE
-    gains = [row["speedup"] for row in rows if of(row)[2] == mode and "speedup" in row]
+    gains = [row["speedup"] for row in rows if of(row)[2] == mode and _gains(row)]
     heads = ["", "graph", "eager", "CSR", "Inductor", "max-autotune", "tilestream", "gain", "floor", "error"]
     mean = f"Geometric mean of the gains: {statistics.geometric_mean(gains):.2f}, of {len(gains)}." if gains else ""
-    return f"{table(heads, found, 2)}\n\n{mean}"
+    left = f"\n\nNot captured as a CUDA graph in that run: {', '.join(missing)}." if missing else ""
+    return f"{table(heads, found, 2)}\n\n{mean}{left}"
+
+
+def _gains(row: dict[str, Any]) -> bool:
+    return "speedup" in row and "inductor" in row["us"]
 
 
 def layers(made: dict[str, Any] | None) -> str:
@@ -90,7 +98,8 @@ def parts() -> dict[str, str]:
     """Each marked part of the page."""
     measured, tried = (_load(name) for name in ("gnn", "pyg_layers"))
     rows = [] if measured is None else measured["rows"]
-    return {"inference": lines(rows, ""), "training": lines(rows, "training"), "layers": layers(tried)}
+    made = {"inference": lines(rows, ""), "training": lines(rows, "training"), "layers": layers(tried)}
+    return {name: prose.wrapped(f"{part}\n").strip("\n") for name, part in made.items()}
 
 
 def _load(name: str) -> dict[str, Any] | None:

@@ -77,7 +77,10 @@ def test_rows_of_the_table():
         gnn_tables.WHAT["experts"],
         f"{gnn_tables.WHAT['experts']}, the list kept",
     ]
-    assert found[-1] == "Geometric mean of the gains: 2.00, of 2."
+    assert found[-3] == "Geometric mean of the gains: 2.00, of 2."
+    assert found[-1] == f"Not captured as a CUDA graph in that run: {gnn_tables.WHAT['gin']} (power law)."
+    alone = [{**rows[0], "us": {"eager": 3.0, "tilestream": 1.0}}]
+    assert "| - | 1.0 | - |" in gnn_tables.lines(alone, "")  # no gain where Inductor compiled nothing
     assert gnn_tables.lines(rows, "training").count("\n| ") == 3
     assert set(gnn_tables.WHAT) == set(gnn.groups())
 
