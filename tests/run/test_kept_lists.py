@@ -11,7 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from tilestream.graph.rewrites import operators
+from tilestream.options import Options
 from tilestream.plan import scatter_cost
+from tilestream.plan.analyse import analyse
 from tilestream.run import device_ops, kept_lists
 from tilestream.run.backend import tilestream
 
@@ -198,3 +200,13 @@ def test_buffers_that_are_constant_are_kept_at_once(sorts: list[int]) -> None:
     module.held.copy_(edges(seed=3))
     check(module, fast)
     assert len(sorts) == 2
+
+
+@pytest.mark.parametrize(
+    ("prepare", "keep", "said"), [(None, True, True), (None, False, False), (in_place, True, False)]
+)
+def test_explain_says_which_lists_are_kept(prepare: Any, keep: bool, said: bool) -> None:
+    module = Network(prepare or (lambda index: index)).eval()
+    with torch.no_grad():
+        made = analyse(module, [torch.zeros(NODES, 64).bfloat16(), edges()], Options(device="h200", keep_lists=keep))
+    assert any("sorted lists that are kept" in hint for hint in made.hints) == said

@@ -6,11 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import fx, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 
 from tilestream.graph.capture import Captured
+from tilestream.graph.provenance import source
+from tilestream.graph.rewrites.kept import argument_of
+from tilestream.graph.rewrites.operators import SEGMENTS
 
 
 def hints(model: Callable[..., Any], found: Captured, training: bool) -> tuple[str, ...]:
@@ -34,6 +37,16 @@ def hints(model: Callable[..., Any], found: Captured, training: bool) -> tuple[s
             "torch.backends.mha.set_fastpath_enabled(False) shows its layers, which can stream"
         )
     return tuple(made)
+
+
+def kept_lists(found: Captured) -> tuple[str, ...]:
+    """Which sorts of edges a later call need not make; graphs have their sorts, and what a backward graph sorts is not."""
+    calls = [g.graph for g, kind in zip(found.graphs, found.kinds, strict=True) if kind != "backward"]
+    sorts = [n for graph in calls for n in graph.find_nodes(op="call_function", target=SEGMENTS)]
+    kept = [n for n in sorts if isinstance(n.args[0], fx.Node) and argument_of(n.args[0]) is not None]
+    where = ", ".join(dict.fromkeys(f"{n.name} ({source(n) or 'no source line'})" for n in kept))
+    said = f"sorted lists that are kept from call to call while they do not change, outside of CUDA graphs: {where}"
+    return (said,) if kept else ()
 
 
 def _wants_gradients(model: Callable[..., Any]) -> bool:

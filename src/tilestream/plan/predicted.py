@@ -28,7 +28,7 @@ from tilestream.plan.finalists import Shown
 from tilestream.plan.find import LONE, NO_ROWS, Found, find, is_lone
 from tilestream.plan.gradient_launches import GradientLaunch, question
 from tilestream.plan.gradients import STRATEGY as STATIONARY
-from tilestream.plan.hints import hints
+from tilestream.plan.hints import hints, kept_lists
 from tilestream.plan.pairs import Pair
 from tilestream.plan.parts import Excluded, GraphAnalysis, RegionAnalysis, Share
 from tilestream.plan.plan_graph import numbered, of_cut, plan_graph
@@ -68,7 +68,7 @@ def of_graphs(
         breaks=captured.breaks,
         mode=("train" if model.training else "eval") if isinstance(model, torch.nn.Module) else "",
         training=training,
-        hints=hints(model, captured, training),
+        hints=(*hints(model, captured, training), *(kept_lists(captured) if options.keep_lists else ())),
         tf32=takes_tf32(),
     )
     return replan(made, device)
