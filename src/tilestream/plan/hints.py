@@ -40,7 +40,7 @@ def hints(model: Callable[..., Any], found: Captured, training: bool) -> tuple[s
 
 
 def kept_lists(found: Captured) -> tuple[str, ...]:
-    """Which sorts of edges a later call need not make; graphs have their sorts, and what a backward graph sorts is not."""
+    """Which sorts of edges, in graphs that have them, a later call need not make: none of a backward graph."""
     calls = [g.graph for g, kind in zip(found.graphs, found.kinds, strict=True) if kind != "backward"]
     sorts = [n for graph in calls for n in graph.find_nodes(op="call_function", target=SEGMENTS)]
     kept = [n for n in sorts if isinstance(n.args[0], fx.Node) and argument_of(n.args[0]) is not None]
