@@ -139,6 +139,15 @@ def test_an_index_that_is_no_node(bad: int, few: bool, on_host: OnHost, monkeypa
     assert f"the index of row 1 of a sum of rows by their indices is {bad}, and the sum has 5" in str(record.error())
 
 
+@pytest.mark.parametrize("edges", [1, 3000])
+def test_another_index_in_sorted_order(edges: int, on_host: OnHost, monkeypatch: pytest.MonkeyPatch) -> None:
+    on_host.use(monkeypatch, False)
+    order, index = torch.randperm(edges).int(), torch.randint(-7, 7, (edges,))
+    for given in (index, index.int()):
+        got = sorted_keys.picked(given, order, 7)
+        assert got.dtype == torch.int32 and torch.equal(got, (index % 7)[order.long()].int())
+
+
 MUTANTS = {
     "not stable": ("place[k] = before + in_front;", "place[k] = before + lanes::ones(same) - 1 - in_front;"),
     "tiles in front": ("if (there) found += words[k] & COUNT, --at;", "if (there) --at;"),

@@ -20,7 +20,7 @@ from tilestream.cuda.host.build import LANES_FILES, Mutation
 from tilestream.kernels.parts.headers import headers
 
 THREADS = 64
-NAMES = ("count", "scatter", "starts", "few")
+NAMES = ("count", "scatter", "starts", "few", "picked")
 
 
 class OnHost:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from tilestream.graph.rewrites.operators import SEGMENT_REDUCE, SEGMENTS, segment_reduce, segments
 from tilestream.plan import scatter_cost
+from tilestream.run.backend import tilestream
 
 HOW = ["sum", "mean", "amax", "amin", "prod"]
 EDGES, NODES = 300, 40
@@ -76,6 +77,34 @@ def test_nothing_and_nan(how: str) -> None:
     rows[7, 1] = float("nan")
     bad = segment_reduce(None, rows, *segments(to, NODES), how).isnan()
     assert bad[to[7], 1] and bad.sum() == 1
+
+
+def degree(x: Tensor, to: Tensor) -> Tensor:
+    return x.new_zeros(NODES).scatter_add(0, to, x.new_ones(len(to)))
+
+
+def test_counts_in_16_bits_do_not_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hub's degree, which a layer divides its exact sum by, perhaps in another graph: added up in bfloat16 it stays
+    at 256. It is sorted whatever it takes, also where nothing else of the graph is ours."""
+    monkeypatch.undo()
+    x, to = torch.zeros(NODES, dtype=torch.bfloat16), torch.zeros(20_000, dtype=torch.int64)
+    torch._dynamo.reset()
+    fast = torch.compile(degree, backend=tilestream, options={"target": "reference"})
+    with torch.no_grad():
+        assert fast(x, to)[0] == torch.tensor(20_000).bfloat16()
+    assert sort_messages(trace(degree, (x.float(), to))) == 0
+
+
+def test_16_bits_are_sorted_beside_what_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Narrow sums whose own sort does not pay, where a wide one's does."""
+
+    def both(v: Tensor, e: Tensor, to: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
+        return v.index_add(0, to, e), v.index_add(0, others, e)
+
+    v, e, to = given((4,), torch.bfloat16)
+    monkeypatch.setattr(scatter_cost, "atomics_us", lambda s: 1e9 if s.parts[0].index.name.startswith("arg2") else 0)
+    for dtype, replaced in ((torch.bfloat16, 2), (torch.float32, 1)):
+        assert sort_messages(trace(both, (v.to(dtype), e.to(dtype), to, to.flip(0)))) == replaced
 
 
 class Pooled(nn.Module):

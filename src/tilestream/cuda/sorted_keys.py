@@ -130,6 +130,19 @@ def segments(index: Tensor, nodes: int, busy: Tensor) -> tuple[Tensor, Tensor]:
     return order, starts
 
 
+def picked(index: Tensor, order: Tensor, rows: int) -> Tensor:
+    """``index[order]`` as int32 [edges], those below zero counted from the end of ``rows``; one that is no row ends the
+    kernel, as in ``segments``."""
+    index, edges = index.contiguous(), len(order)
+    found = torch.empty_like(order)
+    if edges:
+        given = dict.fromkeys((field.name for field in KEYS.fields), 0)
+        given |= {"index": index.data_ptr(), "order": order.data_ptr(), "keys": found.data_ptr(), "nodes": rows}
+        given |= {"record": _record(index.device).address, "edges": edges, "wide": int(index.dtype == torch.int64)}
+        _launch(Step("picked", -(-edges // (READ * THREADS))), KEYS.pack(**given), index.device)
+    return found
+
+
 def digits_of(nodes: int) -> tuple[int, int]:
     """Bits of a digit, and how many digits nodes below ``nodes`` have: as few as can be, of like size."""
     bits = max(1, (nodes - 1).bit_length())

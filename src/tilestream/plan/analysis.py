@@ -82,8 +82,6 @@ class Analysis:
         """Launches in order: the regions that run as pipelines, and the kernels of what is left."""
         running = ((r, r.runs) for r in self.regions if r.nodes)
         streamed = [(r, c) for r, c in running if c is not None and c.pipeline is not None and r.rows]
-        if not streamed and self.plain_graphs and not self.training:
-            return self.on_inductor  # a graph without regions is Inductor's as it is
         return whole(self.graphs, streamed, self.eager, self._device, self.tf32)
 
     @cached_property

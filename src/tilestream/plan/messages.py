@@ -47,8 +47,16 @@ def sorted_sums(graph: fx.Graph) -> SortedSums:
     several, paying = _paying([s for s in found if len(s.parts) > 1], same)
     alone = [s for s in found if len(s.parts) == 1 and s.node not in taken]
     alone += [one for s in several for one in s.separate]
-    paying += _paying(sorted(alone, key=lambda s: places[s.node]), same)[1]
-    return SortedSums(tables, paying)
+    left, more = _paying(sorted(alone, key=lambda s: places[s.node]), same)
+    paying += more
+    inexact = [s for s in left if _stops(s) and (tables or paying or s.parts[0].features == 1)]
+    return SortedSums(tables, [*paying, *_by_sort(inexact, same)])
+
+
+def _stops(s: Sum) -> bool:
+    """Whether a sum by atomics may stop growing, 16 bits each time: of ones, as a degree in bfloat16, at 256. What goes
+    on with it, or with sums that are sorted, as of a node's rows, is then off by as much."""
+    return s.node.meta["val"].element_size() == 2 and s.how in ("sum", "mean")
 
 
 def _tables(found: Sequence[Sum], places: Mapping[fx.Node, int]) -> list[list[Sum]]:
@@ -68,12 +76,18 @@ def _tables(found: Sequence[Sum], places: Mapping[fx.Node, int]) -> list[list[Su
 
 def _paying(found: Sequence[Sum], same: Mapping[fx.Node, fx.Node]) -> tuple[list[Sum], list[list[Sum]]]:
     """Sums whose sort does not pay; and the others, together where they share one."""
+    groups = _by_sort(found, same)
+    paying = [together for together in groups if _pays(together[:1], [[s] for s in together])]
+    return [s for together in groups if together not in paying for s in together], paying
+
+
+def _by_sort(found: Sequence[Sum], same: Mapping[fx.Node, fx.Node]) -> list[list[Sum]]:
+    """Those together that share a sort."""
     by_sort: dict[tuple[Any, ...], list[Sum]] = defaultdict(list)
     for s in found:
         indices = tuple(same.get(p.index, p.index) for p in s.parts)
         by_sort[indices, expression(s.node.meta["val"].shape[0])].append(s)
-    paying = [together for together in by_sort.values() if _pays(together[:1], [[s] for s in together])]
-    return [s for together in by_sort.values() if together not in paying for s in together], paying
+    return list(by_sort.values())
 
 
 def _pays(sorted_together: Sequence[Sum], launches: Sequence[Sequence[Sum]]) -> bool:

@@ -45,11 +45,15 @@ def _sorted(index: Tensor, nodes: int) -> tuple[Tensor, ...]:
 
 
 def sorted_index(index: Tensor, order: Tensor, rows: int) -> Tensor:
-    """An index of rows in sorted order. One that is no row fails torch's device-side assertion."""
-    found = index.index_select(0, order)
-    found = torch.where(found < 0, found + rows, found)
-    torch.ops.aten._assert_async.default(((found >= 0) & (found < rows)).all())
-    return found.int()
+    """An index of rows in sorted order.
+
+    Raises:
+        InputError: an index is no row, as in ``segments``.
+    """
+    from tilestream.cuda import sorted_keys
+
+    with sorted_keys.explained(index.device):
+        return sorted_keys.picked(index, order, rows)
 
 
 def segment_reduce(

@@ -7,6 +7,7 @@
 //                     between: Merrill and Garland 2016; Adinets and Merrill 2022), and goes where it belongs.
 // tilestream_starts   where each node's edges start, and which nodes have many.
 // tilestream_few      all of it for one tile of edges.
+// tilestream_picked   what else edges have an index of, in sorted order: src[order].
 //
 // Nodes that ascend already are not sorted: the passes return at once, and the last one writes 0, 1, 2, ...
 //
@@ -344,6 +345,25 @@ TS_LANES_KERNEL(THREADS, 2) tilestream_starts(const TS_PARAM KeyParams p) {
   if (lanes::block() * READ <= p.edges / THREADS) begin_nodes(p, nodes, first);
   for (int k = 0; p.by_node && k < READ; ++k)
     if (first + k * THREADS <= p.nodes) p.starts[first + k * THREADS] = first_of(nodes, p.edges, first + k * THREADS);
+}
+
+// Another index of the edges, checked, in the order of the sorted ones.
+TS_LANES_KERNEL(THREADS, 2) tilestream_picked(const TS_PARAM KeyParams p) {
+  const long long first = (long long)lanes::block() * READ * THREADS + lanes::thread();
+  int from[READ];
+#pragma unroll
+  for (int k = 0; k < READ; ++k) from[k] = first + k * THREADS < p.edges ? p.order[first + k * THREADS] : 0;
+  if (first >= p.edges) return;
+  long long found[READ];
+#pragma unroll
+  for (int k = 0; k < READ; ++k) found[k] = lanes::load_index(p.index, from[k], p.wide);
+#pragma unroll
+  for (int k = 0; k < READ; ++k) {
+    if (first + k * THREADS >= p.edges) break;
+    const long long row = found[k] < 0 ? found[k] + p.nodes : found[k];
+    if (row < 0 || row >= p.nodes) lanes::give_up(p.record, 0, from[k], p.nodes, found[k]);
+    p.keys[first + k * THREADS] = (int)row;
+  }
 }
 
 TS_LANES_KERNEL(THREADS, 1) tilestream_few(const TS_PARAM KeyParams p) {
