@@ -237,7 +237,8 @@ def test_sums_of_rows_of_one_matrix_are_one(part: str, between: bool) -> None:
 @pytest.mark.parametrize(("sums", "replaced"), [(2, 4), (0, 0)])
 def test_a_sum_of_both_ends_may_pay_for_one_of_them_alone(sums: int, replaced: int) -> None:
     """36,000 edges of 64 features: 18 us by atomics, 5 in sorted order, 33 to sort them, 34 for both ends. The sum of
-    both ends does not pay; beside two sums along the same receivers its receivers' part does; the senders' is then no less exact."""
+    both ends does not pay; beside two sums along the same receivers its receivers' part does, and then the senders'
+    is to be no less exact."""
 
     def add(v: Tensor, e: Tensor, senders: Tensor, receivers: Tensor) -> Tensor:
         zeros = torch.zeros_like(v)
