@@ -19,6 +19,7 @@ from tilestream.errors import InputError
 from tilestream.graph.rewrites import operators
 from tilestream.ir.dtypes import TORCH_DTYPES
 from tilestream.ir.pipeline import Pipeline
+from tilestream.kernels.segments.kernel import SegmentsKernel
 from tilestream.run import device_ops
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
@@ -49,6 +50,10 @@ PROGRAMS: dict[str, tuple[Callable[[], Case], str]] = {
     "softmax, 4 x 64 bf16": (lambda: attention(4, 64, "bf16", fused=True), "bf16"),
     "softmax in three passes, 4 x 64 bf16": (lambda: attention(4, 64, "bf16", fused=False), "bf16"),
     "softmax with its weights, 16 x 6 f32": (lambda: attention(16, 6, "f32", fused=False, alpha=True), "f32"),
+    "softmax in three passes, and a maximum, 3 x 24 bf16": (
+        lambda: attention(3, 24, "bf16", fused=False, highest=True),
+        "bf16",
+    ),
     "scores of products, 2 x 16 bf16": (lambda: dot_products(2, 16, "bf16"), "bf16"),
     "scores of products, 3 x 20 f32": (lambda: dot_products(3, 20, "f32"), "f32"),
     "scores of products, 1 x 300 f16": (lambda: dot_products(1, 300, "f16"), "f16"),
@@ -96,6 +101,11 @@ def test_no_race(tmp_path: Path) -> None:
             case.given(graph),
             HostRun(sanitize=True, mutations=(Mutation("segments.cuh", *barrier),), folder=tmp_path),
         )
+
+
+def test_a_sum_waits_for_a_pass_that_reads_its_rows_anyway() -> None:
+    kernel = SegmentsKernel(attention(3, 24, "bf16", fused=False, highest=True).pipeline())
+    assert [list(each.reads) for each in kernel.program.passes] == [["bj"], ["bj"], ["bj", "xj"]]
 
 
 def test_same_bits() -> None:

@@ -221,8 +221,9 @@ def weighted(features: int, dtype: str, heads: int = 0) -> Case:
     return c
 
 
-def attention(heads: int, features: int, dtype: str, fused: bool, alpha: bool = False) -> Case:
-    """GAT: softmax over a node's edges of leaky(a_i + b_j), which weighs rows x_j; ``alpha`` is a result of edges."""
+def attention(heads: int, features: int, dtype: str, fused: bool, alpha: bool = False, highest: bool = False) -> Case:
+    """GAT: softmax over a node's edges of leaky(a_i + b_j), which weighs rows x_j; ``alpha`` is a result of edges, and
+    the ``highest`` of the rows another of nodes."""
     c, h, f = Case(), Axis("h", heads), Axis("c", features)
     c.table("bj", (h,), "f32", "src", of="b")
     c.table("ai", (h,), "f32", of="a")
@@ -241,6 +242,10 @@ def attention(heads: int, features: int, dtype: str, fused: bool, alpha: bool = 
         c.op("div", "alpha", (EDGES, h), ins=("p", "sums"))
         c.op("product", "o", (NODES, h, f), ins=("alpha", "xj"))
     c.store("o", "y", dtype)
+    if highest:
+        c.op("relu", "above", (EDGES, h, f), ins=("xj",))
+        c.op("product", "high", (NODES, h, f), ins=("above",), combine="max", empty=0.0)
+        c.store("high", "y_high", dtype)
     if alpha:
         c.tensor("order", Role.INPUT, (EDGES,), "i32")
         c.store("alpha", "y_alpha", "f32", "order")
@@ -250,6 +255,8 @@ def attention(heads: int, features: int, dtype: str, fused: bool, alpha: bool = 
         p = (torch.maximum(z, 0.2 * z) - g.sums(torch.maximum(z, 0.2 * z), "max")[g.dst]).exp()
         weight = p / g.sums(p)[g.dst]
         y = {"y": g.sums(weight[..., None] * t["x"][t["src"]])}
+        if highest:
+            y["y_high"] = g.sums(t["x"][t["src"]].relu(), "max")
         if alpha:
             y["y_alpha"] = torch.empty_like(weight).index_copy(0, t["order"], weight)
         return y

@@ -15,7 +15,7 @@ LANE_BYTES = 16
 NARROW_WORDS, FEW_SUMS = 4, 16
 """Registers of a lane for an edge's rows, and for sums, up to which four edges are on their way at once. GIN's sum of
 64 bf16 on 1,000,000 edges took 28 us with one, 27 with two, 23 with four and 29 with eight (H200)."""
-RESIDENT = ((30, 12), (40, 10), (56, 8), (80, 5))
+RESIDENT = ((30, 12), (44, 10), (60, 8), (80, 5))
 """Registers of a lane for sums and edges on their way, and CTAs that an SM should hold then: other warps hide more than
 further edges of the same do, and busy nodes alone spill. GAT's 4 x 64: 121 us with 12, 142 with 8."""
 MOST_REGISTERS = 150
@@ -114,7 +114,10 @@ def in_flight(p: Program, at: Layout, each: Pass) -> int:
 
 def resident(p: Program, at: Layout) -> int:
     """CTAs that an SM should hold: registers are shared out so."""
-    held = [_sums(p, at, each) + (row_words(p, at, each) + 4) * in_flight(p, at, each) for each in p.passes]
+    own = sum(
+        count(p, at, r.axes) * DTYPE_BYTES[r.tensor.dtype] // 4 for r in p.reads.values() if r.place is Place.NODE
+    )
+    held = [own + _sums(p, at, each) + (row_words(p, at, each) + 4) * in_flight(p, at, each) for each in p.passes]
     return next((ctas for most, ctas in RESIDENT if max(held, default=0) <= most), 3)
 
 

@@ -8,7 +8,7 @@ number of edges.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from math import prod
@@ -311,19 +311,37 @@ class _Reader:
         return float(makers[0].op.attr("value", 1.0) or 0.0) * width
 
     def _passes(self, counted: Mapping[str, float]) -> tuple[Pass, ...]:
+        """A sum that no pass needs may wait for one that reads what it is made of anyway."""
         ends = [s for name, s in self.sums.items() if name not in counted]
         ends += [s for s in self.stored if s.place is Place.EDGE]
         count = 1 + max((s.depth for s in ends), default=-1)
-        return tuple(self._pass([s for s in ends if s.depth == k]) for k in range(count))
+        taken = {name for s in ends for name in self._behind(s.operands)}
+        waiting = [s for s in ends if s.makes not in taken and s.depth < count - 1]
+        each = [[s for s in ends if s.depth == k and s not in waiting] for k in range(count)]
+        for s in waiting:
+            reads = [self._behind(name for e in here for name in e.operands) & self.reads.keys() for here in each]
+            own = self._behind(s.operands) & self.reads.keys()
+            each[min(range(s.depth, count), key=lambda k: len(own - reads[k]))].append(s)
+        return tuple(map(self._pass, each))
+
+    def _behind(self, names: Iterable[str]) -> set[str]:
+        """Values, and all that they are made of."""
+        found, left = set[str](), list(names)
+        while left:
+            name = left.pop()
+            if name not in found and name in self.steps:
+                left += self.steps[name].operands
+            found.add(name)
+        return found
 
     def _pass(self, ends: Sequence[Step]) -> Pass:
-        wanted: dict[str, None] = {}
+        wanted: set[str] = set()
         left = [name for s in ends for name in s.operands]
         while left:
             name = left.pop()
             if name in wanted or not self._is_of_edges(name):
                 continue
-            wanted[name] = None
+            wanted.add(name)
             left += self.steps[name].operands if name in self.steps else ()
         return Pass(
             tuple(name for name in self.reads if name in wanted),
