@@ -48,7 +48,8 @@ class Options:
         early_launch: kernels of inference graphs start, and load weights, while the kernel in front of them still
             runs.
         keep_lists: keep sorted lists of edges from call to call, where torch counts no change of an argument in between
-            and no CUDA graph is captured; of constant buffers (``constant_weights``) there as well.
+            and no CUDA graph is captured: for who writes to lists by torch's operators alone. Those of constant buffers
+            (``constant_weights``) are always kept.
         convolutions: take convolutions of channels-last tensors, with what follows them, into regions, whose kernels
             copy pixels in bulk by the im2col mode of bulk copies (where it cannot, lane by lane), or all lane by lane,
             which is slower. ``auto``: in bulk. Inference alone.
@@ -73,7 +74,7 @@ class Options:
     interactions: bool = True
     attention: bool = True
     early_launch: bool = True
-    keep_lists: bool = True
+    keep_lists: bool = False
     convolutions: Convolutions = "auto"
     fallback: bool = True
 
@@ -107,6 +108,11 @@ class Options:
         self._check_depth()
         if self.cache_dir is not None and not self.cache:
             raise OptionError("cache=False contradicts cache_dir", "leave one of the two out")
+
+    @property
+    def keeps_lists(self) -> bool:
+        """Whether any sorted list of edges may be kept."""
+        return self.keep_lists or self.constant_weights
 
     def _check_depth(self) -> None:
         depth = self.queue_depth

@@ -74,7 +74,7 @@ def compile_graph(graph: fx.GraphModule, inputs: Sequence[Any], compilation: Com
     try:
         with young_only(), functorch.patch(enable_autograd_cache=cached), config.patch(changed):
             made: Any = compile_fx(graph, list(inputs), inner_compile=inner, decompositions={}, config_patches=patches)
-        return keeping(made, inputs, options.constant_weights) if options.keep_lists else made
+        return keeping(made, inputs, options) if options.keeps_lists else made
     except NothingTakenError:
         log.info("no region is taken")
     except Exception as failure:
@@ -147,7 +147,7 @@ def _inner(
                 return direct(streamed)
         if taken:
             around.rewrite_around(streamed, compilation.options, compilation.target, compilation.patches, inference)
-            if compilation.options.keep_lists and not backward:
+            if compilation.options.keeps_lists and not backward:
                 rewrite(streamed, When.CALLED)
         made: list[tuple[Any, list[Any]]] = []
 

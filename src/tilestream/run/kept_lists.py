@@ -2,8 +2,9 @@
 
 Sure is what lies in the same memory, seen alike, after as many changes in place as torch had counted before. Compiled
 code hands operators tensors whose count begins anew, so each call notes the counts of its arguments. What writes past
-torch's count (``.data``, another library) is not seen: the option ``keep_lists=False`` is for who does. While a CUDA
-graph is captured nothing is taken that a replay might find changed: only buffers that the user says are constant.
+torch's count (``.data``, a replayed CUDA graph, another library) is not seen, so the user has to ask for it
+(``keep_lists``). While a CUDA graph is captured nothing is taken that a replay might find changed: only buffers that
+the user says are constant (``constant_weights``), which are kept whether or not the others are.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
+
+from tilestream.options import Options
 
 MOST = 16
 """Lists that a compiled function keeps; the one that was wanted least lately goes first."""
@@ -113,12 +116,12 @@ def kept(index: Tensor, nodes: int, make: Callable[[Tensor, int], Lists]) -> Lis
     return make(index, nodes)
 
 
-def keeping(compiled: Callable[..., Any], inputs: Sequence[Any], constant: bool) -> Callable[..., Any]:
+def keeping(compiled: Callable[..., Any], inputs: Sequence[Any], options: Options) -> Callable[..., Any]:
     """``compiled``, which keeps sorted lists of its arguments of integers.
 
     Args:
         inputs: like the arguments of each call.
-        constant: buffers of the model are never changed.
+        options: whether those of all arguments are kept, and whether buffers of the model are never changed.
     """
     numbers = [k for k, x in enumerate(inputs) if isinstance(x, Tensor) and x.dtype in (torch.int32, torch.int64)]
     if not numbers:
@@ -127,7 +130,7 @@ def keeping(compiled: Callable[..., Any], inputs: Sequence[Any], constant: bool)
 
     @functools.wraps(compiled)
     def call(*arguments: Any) -> Any:
-        before, _call.now = _call.now, (lists, _sources([arguments[k] for k in numbers], constant))
+        before, _call.now = _call.now, (lists, _sources([arguments[k] for k in numbers], options))
         try:
             return compiled(*arguments)
         finally:
@@ -136,7 +139,7 @@ def keeping(compiled: Callable[..., Any], inputs: Sequence[Any], constant: bool)
     return call
 
 
-def _sources(tensors: Sequence[Tensor], constant: bool) -> dict[int, Source]:
+def _sources(tensors: Sequence[Tensor], options: Options) -> dict[int, Source]:
     """By memory. Inference tensors have no count, and two that share memory may count apart: neither is sure."""
     found: dict[int, Source] = {}
     unsure: set[int] = set()
@@ -145,5 +148,7 @@ def _sources(tensors: Sequence[Tensor], constant: bool) -> dict[int, Source]:
         if t.is_inference() or (memory in found and found[memory].changes != t._version):
             unsure.add(memory)
         else:
-            found[memory] = Source(t._version, constant and hasattr(t, "_dynamo_static_input_type"))
-    return {memory: source for memory, source in found.items() if memory not in unsure}
+            buffer = options.constant_weights and hasattr(t, "_dynamo_static_input_type")
+            found[memory] = Source(t._version, buffer)
+    sure = {memory: source for memory, source in found.items() if memory not in unsure}
+    return {memory: source for memory, source in sure.items() if source.constant or options.keep_lists}
