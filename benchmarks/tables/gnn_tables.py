@@ -90,8 +90,10 @@ def layers(made: dict[str, Any] | None) -> str:
     heads = ["", "right", "wrong", "crashed", "eager crashes", "with a region of ours"]
     found = kinds(made["rows"])
     text = table(heads, ([way, *(str(found[way][n]) for n in names)] for way in WAYS))
+    where = "On an H200" if made["device"] == "cuda" else "On a CPU, where regions run on the reference machine"
+    where += "" if made["inductor"] else ", what Inductor would compile as it is, and sums always in sorted order"
     left = [row["layer"] for row in made["rows"] if any("eager_crashed" in row.get(way, {}) for way in WAYS)]
-    return text + (f"\n\nEager itself crashes on a GPU: {', '.join(left)}." if left else "")
+    return f"{where}:\n\n{text}" + (f"\n\nEager itself crashes: {', '.join(left)}." if left else "")
 
 
 def parts() -> dict[str, str]:
