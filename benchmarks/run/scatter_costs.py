@@ -51,8 +51,8 @@ def measure(edges: int, nodes: int, features: int, kind: str, dtype: torch.dtype
         inductor = torch.compile(scatter_add)
         arms["inductor"] = lambda: inductor(rows, index)
     if features * rows.element_size() % 16 == 0:
-        order = segments(index, nodes)
-        arms["sorted"] = lambda: segment_reduce(None, rows, *order)
+        order, starts, busy = segments(index, nodes)
+        arms["sorted"] = lambda: segment_reduce(None, rows, order, starts, busy)
     us = dict(zip(arms, timing.timed_side_by_side(list(arms.values())), strict=True))
     return {"edges": edges, "nodes": nodes, "features": features, "kind": kind, "dtype": str(dtype), "us": us}
 
