@@ -9,7 +9,7 @@ from tilestream.ir.pipeline import ELEMENT_BYTES
 from tilestream.ir.tileops import OPS
 from tilestream.kernels.costs import Amount, Counts, beside
 from tilestream.kernels.segments.layout import LANE_BYTES, WARP, Layout, count
-from tilestream.kernels.segments.model import Place, Program, Read, Step
+from tilestream.kernels.segments.model import Pass, Place, Program, Read, Step
 
 SECTOR = 32
 """Bytes that the L2 and DRAM move at least."""
@@ -66,11 +66,11 @@ def _moved(r: Read) -> int:
     return ceil(_row(r) / SECTOR) * SECTOR if r.index >= 0 else _row(r)
 
 
-def _edge_rows(p: Program, each) -> list[Read]:
+def _edge_rows(p: Program, each: Pass) -> list[Read]:
     return [p.reads[name] for name in each.reads]
 
 
-def _instructions(p: Program, at: Layout, each) -> float:
+def _instructions(p: Program, at: Layout, each: Pass) -> float:
     """Of one lane for one edge."""
     total = 0.0
     for name in each.reads:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from math import ceil
+from math import ceil, prod
 
 from tilestream.devices import Device
 from tilestream.errors import InputError, TilestreamError
@@ -148,10 +148,8 @@ class SegmentsKernel(Kernel):
             size = DTYPE_BYTES.get(t.dtype, 0)
             # Only rows of matrices may lie apart.
             is_matrix = len(t.axes) == 2 and t.role is not Role.OUTPUT
-            strides.append(
-                size
-                * (at.stride if is_matrix else _width(t.shape if t.axes and t.axes[0].size is None else t.shape[1:]))
-            )
+            row = t.shape if t.axes and t.axes[0].size is None else t.shape[1:]
+            strides.append(size * (at.stride if is_matrix else prod(row)))
         edges = next(
             (at.rows for t, at in zip(tensors, where, strict=True) if t.axes and t.axes[0].name == p.edges), UNKNOWN
         )
@@ -176,10 +174,3 @@ class SegmentsKernel(Kernel):
             f"index {tensors[what].name!r} of pipeline {self.launch.name!r} is {found} at edge {at}, and the rows that"
             f" it names are {rows}"
         )
-
-
-def _width(sizes: Sequence[int]) -> int:
-    made = 1
-    for n in sizes:
-        made *= n
-    return made
