@@ -119,9 +119,9 @@ struct Kernel {
     float v[1][2];
     Pair<bf16>::values(w + 0, v[0][0], v[0][1]);
     const float v0[2] = {add(y[0], v[0][0]), add(y[1], v[0][1])};
-    const float v2[2] = {add(r[0][0], v0[0]), add(r[1][0], v0[1])};
-    made[0] = v2[0];
-    made[1] = v2[1];
+    const float v1[2] = {add(r[0][0], v0[0]), add(r[1][0], v0[1])};
+    made[0] = v1[0];
+    made[1] = v1[1];
   }
 };
 

@@ -70,7 +70,7 @@ def test_a_launch_is_matched_once(program: Pipeline, monkeypatch: pytest.MonkeyP
         verify_on(launch, devices.get("h200"))
         cost.predict(launch, 1, devices.get("h200"))
         cuda.sources(launch)
-    assert asked == ["shared tile"]
+    assert asked == ["segments", "shared tile"]
 
 
 def test_of_equal_objects_each_has_its_own(program: Pipeline):
