@@ -126,6 +126,22 @@ def test_several_reductions_of_what_a_product_made_are_one() -> None:
     assert len(cut.outputs) == 3 and _check(Several(), given(), False).runners == ["segments"]
 
 
+class Deep(nn.Module):
+    """Messages of many steps, each of which reads the one before twice."""
+
+    def forward(self, x: Tensor, edges: Tensor, e: Tensor) -> Tensor:
+        message = torch.cat([e, e], 1)
+        for _ in range(40):
+            message = message * torch.sigmoid(message)
+        return torch.zeros_like(x).index_add(0, edges[1], message * x[edges[0]])
+
+
+def test_long_messages_are_found_in_no_time() -> None:
+    """Each way through 40 steps would be one of 2^40."""
+    (cut,) = ragged(found(Deep(), *given()))
+    assert sum("mul" in name for name in cut.region.operators) == 41
+
+
 def test_what_counts_edges_alone_is_no_region() -> None:
     class Degree(nn.Module):
         def forward(self, x: Tensor, edges: Tensor, e: Tensor) -> Tensor:

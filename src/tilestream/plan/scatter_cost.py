@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from math import ceil, prod
 
 from tilestream.graph.nodes import aten
-from tilestream.graph.rewrites.operators import LONG
 from tilestream.graph.sizes import hint
 from tilestream.graph.sums import Part, Sum
+from tilestream.kernels.segments.layout import LONG, PIECE_EDGES
 
 ATOMIC_US = 7.6e-6
 """An element that ``index_add`` takes, of 16 bits or fp32: torch's kernel, which Inductor leaves as it is. What
@@ -37,7 +37,7 @@ those of atomics, to ``benchmarks/results``."""
 CTA_BYTES, ROUND_ROWS, ROUND_US = 2048, 4, 1.2
 """A CTA of the sums has rows of so many bytes side by side, and reads four behind each other before it waits for
 memory, about so long. Estimated; not measured alone."""
-PIECE_EDGES, MOST_PIECES = 256, 1024
+MOST_PIECES = 1024
 """A node of more than ``LONG`` edges is summed by whole CTAs, one for so many of its edges (``segments.cuh``)."""
 
 

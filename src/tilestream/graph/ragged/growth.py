@@ -149,19 +149,29 @@ class _List:
             read = [n for n in read if n.meta["val"].dim() == rank]
         if not read or (kind in VIEWS and read[0] is not node.args[0]):
             return False
-        inside = [n for n in read if self.takes_edge(n)]
-        by_index = any(self.gather(n) is not None or self._by_index(n) for n in (*read, *inside))
+        for operand in read:  # all are asked
+            self.takes_edge(operand)
+        by_index = any(self.gather(n) is not None or self._by_index(n) for n in read)
         if not by_index and any(self._of_product(n) for n in read):
             return False
         return not self._feeds_product(node)
 
     def _by_index(self, node: fx.Node) -> bool:
         """Whether rows that were taken through an index are in a member's value."""
-        if not self.of_edges.get(node):
-            return False
-        return any(self.gather(n) is not None or self._by_index(n) for n in node.all_input_nodes) or (
-            gather_of(node, self.same) is not None
-        )
+        seen: set[fx.Node] = set()
+        left = [node] if self.of_edges.get(node) else []
+        while left:
+            made_of = left.pop()
+            if made_of in seen:
+                continue
+            seen.add(made_of)
+            if self.of_edges.get(made_of):
+                if gather_of(made_of, self.same) is not None:
+                    return True
+                left += made_of.all_input_nodes
+            elif self.gather(made_of) is not None:
+                return True
+        return False
 
     def gather(self, node: object) -> Gather | None:
         """What a node gathers for each edge from what is no value of the region."""
@@ -170,13 +180,20 @@ class _List:
         return gather_of(node, self.same)
 
     def _of_product(self, node: fx.Node) -> bool:
-        while is_view(node) or (self.of_edges.get(node) is False and packet(node) in POINTWISE):
-            node = node.all_input_nodes[0] if node.all_input_nodes else node
-            if node.op != "call_function":
-                return False
-        if self.of_edges.get(node):
-            return any(self._of_product(n) for n in node.all_input_nodes if self._sized(n, self.edges.edges))
-        return is_product(node)
+        seen: set[fx.Node] = set()
+        left = [node]
+        while left:
+            made_of = left.pop()
+            if made_of in seen:
+                continue
+            seen.add(made_of)
+            if is_view(made_of) or (self.of_edges.get(made_of) is False and packet(made_of) in POINTWISE):
+                left += made_of.all_input_nodes[:1]
+            elif self.of_edges.get(made_of):
+                left += [n for n in made_of.all_input_nodes if self._sized(n, self.edges.edges)]
+            elif is_product(made_of):
+                return True
+        return False
 
     def _feeds_product(self, node: fx.Node) -> bool:
         """Whether a product reads it, through operators that could be in its kernel."""

@@ -28,7 +28,7 @@ from tilestream.kernels.segments.layout import (
     registers,
     resident,
 )
-from tilestream.kernels.segments.model import Program, is_ragged, program
+from tilestream.kernels.segments.model import Program, program
 
 WORDS = 4
 """64-bit words of the record that ``give_up`` of lanes.cuh leaves: claimed | what, where | rows | found."""
@@ -48,7 +48,7 @@ class SegmentsKernel(Kernel):
 
     @classmethod
     def matches(cls, launch: Pipeline) -> bool:
-        return is_ragged(launch)
+        return bool(launch.ragged)
 
     @cached_property
     def program(self) -> Program:

@@ -130,11 +130,6 @@ class Program:
         return [s for s in (*self.nodes, *(s for each in self.passes for s in each.stores)) if s.write is not None]
 
 
-def is_ragged(launch: Pipeline) -> bool:
-    """Whether an axis of a launch has its bounds from a tensor."""
-    return bool(launch.ragged)
-
-
 def program(launch: Pipeline) -> Program:
     """The program of a ragged launch.
 
