@@ -17,7 +17,7 @@ from torch._C._dynamo.guards import (
 
 from tilestream.announce import announce_failure
 from tilestream.errors import InputError, QueueTimeout
-from tilestream.graph.lowering import Steps
+from tilestream.graph.lowering import PARTS, Steps
 from tilestream.graph.real import real
 from tilestream.graph.region import Operand
 from tilestream.ir.dtypes import TORCH_DTYPES
@@ -26,6 +26,7 @@ from tilestream.ir.taps import rows_given
 from tilestream.run.copies import Copies, Copy
 from tilestream.run.executable import Enqueue, Executable, executable, plain
 from tilestream.run.spec import TENSOR, RegionSpec
+from tilestream.run.weight_parts import weight_parts
 
 KEPT = 512
 """Sets of addresses that a region remembers; fifteen equal blocks of a model are one region at fifteen of them."""
@@ -147,7 +148,7 @@ class RegionCall:
             return None
         from tilestream.cuda.launch import addressable
 
-        if addressable(viewed):
+        if addressable(viewed) and operand.steps[-1:] != PARTS:
             return None
         return self._copies.of(operand.tensor, weight, lambda: ready(viewed))
 
@@ -188,7 +189,7 @@ class Bound:
                 return self(tensors)
         results = [self.allocate(*layout) for layout in self.layouts]
         if self.moving:
-            self.enqueue([*results, *[ready(apply(tensors[at], steps)) for at, steps in self.moving]])
+            self.enqueue([*results, *copied([(tensors[at], steps) for at, steps in self.moving])])
         else:
             self.enqueue(results)
         if self.reorders:
@@ -225,11 +226,20 @@ def apply(tensor: torch.Tensor, steps: Steps) -> torch.Tensor:
             tensor = tensor.reshape(*map(int, numbers))
         elif what == "taps":
             tensor = tensor.permute(0, 2, 3, 1).reshape(tensor.shape[0], -1)
+        elif what == "parts":
+            (tensor,) = weight_parts((tensor,))
         elif what == "rstd":
             tensor = torch.rsqrt(tensor.float() + float(numbers[0]))
         else:
             tensor = tensor.reshape(())
     return tensor
+
+
+def copied(operands: Sequence[tuple[torch.Tensor, Steps]]) -> list[torch.Tensor]:
+    """Operands behind their steps, as kernels read them; the parts of all weights by one kernel."""
+    split = [k for k, (_, steps) in enumerate(operands) if steps[-1:] == PARTS]
+    made = dict(zip(split, weight_parts([apply(operands[k][0], operands[k][1][:-1]) for k in split]), strict=True))
+    return [made[k] if k in made else ready(apply(*operand)) for k, operand in enumerate(operands)]
 
 
 def ready(tensor: torch.Tensor) -> torch.Tensor:
