@@ -34,7 +34,7 @@ def kernel(weights: int) -> LaneKernel:
     """The kernel that makes those of so many."""
     argument = Struct("PartsParams", (Field(WEIGHT, "weights", weights),))
     order = "{" + ", ".join(str(of_weight) for _, of_weight in PAIRS) + "}"
-    defines = {"WEIGHTS": weights, "COPIES": len(PAIRS), "ORDER": order, "LARGEST": f"{LARGEST!r}f"}
+    defines = {"WEIGHTS": weights, "COPIES": len(PAIRS), "PART_ORDER": order, "LARGEST": f"{LARGEST!r}f"}
     return LaneKernel(NAME, text_of("weight_parts.cuh", argument, defines), argument, WARPS)
 
 

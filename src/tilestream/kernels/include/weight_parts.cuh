@@ -1,9 +1,10 @@
 // Float32 weights as the bf16 parts that products by parts read (ir/float32.py): a warp a row, a lane a column.
 //
-// Compiled for WEIGHTS, COPIES, ORDER and LARGEST, behind PartsWeight and PartsParams (weight_parts.py).
+// Compiled for WEIGHTS, COPIES, PART_ORDER and LARGEST, behind PartsWeight and PartsParams (weight_parts.py).
 #pragma once
 #include "lanes.cuh"
-#include "rounding.cuh"
+
+using namespace ts;
 
 constexpr int WARPS = 8, LANES = 32;
 
@@ -16,7 +17,7 @@ TS_DEV u32 taken(float& x, bool last) {
 }
 
 TS_LANES_KERNEL(32 * WARPS, 6) tilestream_weight_parts(const TS_PARAM PartsParams p) {
-  constexpr int order[COPIES] = ORDER;
+  constexpr int order[COPIES] = PART_ORDER;
   int row = lanes::block() * WARPS + lanes::warp(), m = 0;
   for (; m < WEIGHTS && row >= p.weights[m].rows; ++m) row -= p.weights[m].rows;
   if (m == WEIGHTS) return;
