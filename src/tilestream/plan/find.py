@@ -22,6 +22,7 @@ from tilestream.graph.rewrites.settings import APART, Settings
 from tilestream.graph.rewrites.table import When, rewrite
 from tilestream.graph.selection import Exclusion, Partition, partition
 from tilestream.graph.tails import LIBRARY, Tail
+from tilestream.ir.float32 import by_parts
 from tilestream.kernels.product.block import MOST_ROWS
 from tilestream.kernels.product.finder import is_projection
 from tilestream.options import Options
@@ -117,4 +118,6 @@ def is_lone(region: Region, options: Options) -> bool:
     """Whether a region is one product that no kernel of ours does better than a library's."""
     if region.program.ragged or len(region.operators) > 1 or options.strategy != "auto":
         return False
+    if by_parts(region.program):  # a library's has no tensor cores
+        return region.rows <= MOST_ROWS
     return region.rows > MOST_ROWS or not is_projection(region.program)
