@@ -19,7 +19,7 @@ def product(e: Emitter, x: Tile, weight: fx.Node, steps: Steps, outs: int) -> Ti
         Unsupported: more features than such a sum is right for.
     """
     if x.features > MOST_FEATURES:
-        raise Unsupported(f"{FLOAT32}: by parts of bf16 {x.features} features are not as exact, {MOST_FEATURES} are")
+        raise Unsupported(f"{FLOAT32}, and parts of bf16 are as exact over {MOST_FEATURES} features at most")
     parts = _parts(e, x)
     operands = tuple(parts[k] for k, _ in PAIRS)
     w = e.parameter(weight, (*steps, *PARTS), (outs, len(PAIRS) * x.features), "bf16")
