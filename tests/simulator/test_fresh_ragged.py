@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.lib.fresh_ragged import RaggedCase, cases
+from benchmarks.tables import ragged_tables
 from tilestream import reference
 from tilestream.graph.rewrites.operators import segments
 from tilestream.kernels.families import kernel_of
@@ -32,3 +33,8 @@ def test_values_on_the_reference_machine(case: RaggedCase) -> None:
     exact = small.exact({**wide, "receivers": receivers[order.long()], "nodes": starts[:-1]})
     for name, wanted in exact.items():
         assert oracle.error(found[name], wanted) < 2.0**-7
+
+
+def test_the_page_has_what_was_measured() -> None:
+    text = ragged_tables.PAGE.read_text(encoding="utf-8")
+    assert ragged_tables.filled(text) == text, "run python -m benchmarks.tables.ragged_tables"
