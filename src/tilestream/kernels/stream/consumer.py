@@ -249,24 +249,37 @@ def _roll(blocks: list[str], notes: list[str] | None = None) -> list[str]:
 
     ``notes`` stand before the blocks that they belong to.
     """
-    alike = [_any_stream(block) for block in blocks]
     out: list[str] = []
     k = 0
     while k < len(blocks):
-        n = 1
-        while k + n < len(blocks) and _shifted(alike[k], alike[k + n], n):
-            n += 1
-        out += [note for note in (notes or [])[k : k + n] if note]
-        if n > 1:
-            same = all(_CHUNK.findall(block) == _CHUNK.findall(blocks[k]) for block in blocks[k : k + n])
-            count = len(set(_POINTER.findall(blocks[k])))
+        period, turns = 1, blocks[k : k + 1]
+        for size in (2, 1):
+            if len(found := _turns(blocks[k:], size)) > 1:
+                period, turns = size, found
+        end = k + period * len(turns)
+        out += [note for note in (notes or [])[k:end] if note]
+        if len(turns) > 1:
+            same = all(_CHUNK.findall(turn) == _CHUNK.findall(turns[0]) for turn in turns)
+            count = len(set(_POINTER.findall(turns[0])))
             step = f" + {count} * l" if count > 1 else " + l"
-            out.append(f"    #pragma unroll 1\n    for (int l = 0; l < {n}; ++l)")
-            out.append(_POINTER.sub(lambda m, step=step: plus("", int(m[1])) + step, (blocks if same else alike)[k]))
+            body = _POINTER.sub(
+                lambda m, step=step: plus("", int(m[1])) + step, turns[0] if same else _any_stream(turns[0])
+            )
+            out.append(f"    #pragma unroll 1\n    for (int l = 0; l < {len(turns)}; ++l)")
+            out += [body] if period == 1 else ["    {", body, "    }"]
         else:
             out.append(_POINTER.sub(lambda m: plus("", int(m[1])), blocks[k]))
-        k += n
+        k = end
     return out
+
+
+def _turns(blocks: list[str], period: int) -> list[str]:
+    """The first turns, of ``period`` blocks each, that are alike."""
+    turns = ["\n".join(blocks[k : k + period]) for k in range(0, len(blocks) - period + 1, period)]
+    first, n = _any_stream(turns[0]) if turns else "", 1
+    while n < len(turns) and _shifted(first, _any_stream(turns[n]), n):
+        n += 1
+    return turns[:n]
 
 
 def _any_stream(block: str) -> str:
