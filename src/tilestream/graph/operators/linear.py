@@ -6,7 +6,8 @@ import torch
 from torch import fx
 
 from tilestream.graph.lowering import MAX_FEATURES, Emitter, Frame, Steps, dtype_of
-from tilestream.graph.nodes import Unsupported, argument, number, packet, takes_tf32, value
+from tilestream.graph.nodes import MATMULS, Unsupported, argument, number, packet, takes_tf32, value
+from tilestream.graph.operators.rules import rule
 from tilestream.graph.sizes import product, same_shape, same_size, same_sizes
 from tilestream.ir.pipeline import Tile
 
@@ -44,6 +45,7 @@ def one_of_a_batch(node: object) -> object:
     return node
 
 
+@rule(*MATMULS)
 def linear(e: Emitter, node: fx.Node, rows: tuple[int, int] | None = None) -> Tile:
     """``mm``, ``addmm``, ``linear``, and ``bmm`` with one matrix for all.
 
