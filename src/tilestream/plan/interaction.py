@@ -9,6 +9,7 @@ from math import ceil
 from torch import Tensor, fx
 
 from tilestream.devices import Device
+from tilestream.graph.costs.work import size
 from tilestream.graph.interaction import (
     INTERACTION,
     INTERACTION_BACKWARD,
@@ -162,9 +163,10 @@ def moved_by(node: fx.Node) -> Moved:
     for operand in node.all_input_nodes:
         fake = value(operand)
         assert fake is not None
-        size, times = _bytes(fake), sources.count(operand)
-        taken[operand.name] = min(size, row * times) if times else size
-    return Moved(tuple(taken.items()), ((node.name, float(_bytes(node.meta["val"]))),))
+        held, times = size(fake) * fake.element_size(), sources.count(operand)
+        taken[operand.name] = min(held, row * times) if times else held
+    made = node.meta["val"]
+    return Moved(tuple(taken.items()), ((node.name, size(made) * made.element_size()),))
 
 
 def work_of(node: fx.Node) -> Stream:
@@ -212,10 +214,3 @@ def _listed(node: fx.Node, position: int) -> list[fx.Node | None]:
     found = node.args[position]
     assert isinstance(found, list | tuple)
     return [x if isinstance(x, fx.Node) else None for x in found]
-
-
-def _bytes(fake: Tensor) -> float:
-    size = float(fake.element_size())
-    for dim in fake.shape:
-        size *= hint(dim)
-    return size

@@ -16,6 +16,7 @@ from torch import fx
 from tilestream.graph.costs import flops
 from tilestream.graph.costs.table import GEMMS, Kind, row
 from tilestream.graph.costs.work import (
+    dtype_of,
     elements,
     gemm,
     goes_over,
@@ -28,7 +29,6 @@ from tilestream.graph.costs.work import (
     work,
 )
 from tilestream.graph.eager import EagerOp
-from tilestream.graph.kernels import dtype_of
 from tilestream.graph.nodes import name as target_name
 from tilestream.graph.nodes import packet, value
 from tilestream.graph.provenance import source
@@ -144,12 +144,11 @@ def _copies(node: fx.Node) -> tuple[Kernel, ...]:
 
 def eager_kernel(op: EagerOp, tf32: bool) -> Kernel:
     """An operator outside of every graph, of which only FLOPs and bytes are known: a product is a cube."""
-    k = op.kernel
-    touched = Moved((("operands", 2 * k.bytes / 3),), (("result", k.bytes / 3),))
-    work: Gemm | Stream = Stream(max(1.0, k.bytes / 4), slots=None)
-    if k.flops:
-        side = max(8, 8 * round((k.flops / 2) ** (1 / 3) / 8))
-        work = _on_cores(Product(1, side, side, max(1, round(k.flops / 2 / side**2)), k.dtype), tf32)
+    touched = Moved((("operands", 2 * op.bytes / 3),), (("result", op.bytes / 3),))
+    work: Gemm | Stream = Stream(max(1.0, op.bytes / 4), slots=None)
+    if op.flops:
+        side = max(8, 8 * round((op.flops / 2) ** (1 / 3) / 8))
+        work = _on_cores(Product(1, side, side, max(1, round(op.flops / 2 / side**2)), op.dtype), tf32)
     return Kernel(op.op, work, touched.reads, touched.writes, (op.op,), op.source)
 
 
