@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import logging
@@ -28,7 +27,6 @@ from tilestream.plan import chain_choice
 from tilestream.plan.borders import saved_us
 from tilestream.plan.cache import versions
 from tilestream.plan.candidates import Candidate, Plan
-from tilestream.plan.chooser import choose
 from tilestream.plan.find import Found, find
 from tilestream.plan.gradient_launches import GradientLaunch
 from tilestream.plan.left_out import LeftOut, of_partition
@@ -44,7 +42,6 @@ from tilestream.run.place import Calls
 from tilestream.run.stopwatch import timed
 from tilestream.run.target import Target
 from tilestream.run.time_chains import chain_trial
-from tilestream.run.timer import Timer
 from tilestream.run.whole import Whole
 
 log = logging.getLogger(__name__)
@@ -266,19 +263,16 @@ class Measured:
 
     def sums(self, launch: GradientLaunch) -> Plan | None:
         where = launch.sites[0].source or "no source line"
-        with announced(f"weight gradients ({where}) go to Inductor", self.options.fallback), self._kernels_kept():
+        with announced(f"weight gradients ({where}) go to Inductor", self.options.fallback):
             return gradients.plan(launch, self.options, self.target)
 
     def chain(self, pair: Pair, apart: Sequence[Candidate]) -> Plan | None:
         options, target = self.options, self.target
-        with announced("a region and its weights' gradients stay apart", options.fallback), self._kernels_kept():
+        with announced("a region and its weights' gradients stay apart", options.fallback):
             measures = prepare.measures(options, target) and options.strategy == "auto"
             forced = target.kind == "reference"
             asked = chain_choice.question(pair.joined, pair.launch.rows, target.hardware, measures, forced)
-            return choose(asked, options, Timer(chain_trial(pair, target), target) if measures else None)
-
-    def _kernels_kept(self) -> contextlib.AbstractContextManager[None]:
-        return prepare.kernels_kept(self.options, self.target)
+            return prepare.chosen(asked, lambda: chain_trial(pair, target), options, target)
 
 
 def covered(found: Partition) -> int:

@@ -14,7 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from tilestream.graph.interaction import INTERACTION, INTERACTION_BACKWARD
 from tilestream.graph.interaction.op import interaction, interaction_backward, multiplied, picked, stacked
 from tilestream.plan.candidates import FALLBACK, Candidate
-from tilestream.plan.interaction import Sizes
+from tilestream.plan.interaction import Kind, Sizes
 from tilestream.run import fallback
 from tilestream.run.target import Target
 from tilestream.run.timer import Trial
@@ -39,16 +39,12 @@ class Operands:
         return self.sources, self.indices, self.first, self.second
 
 
-def interaction_trial(sizes: Sizes, tables: Sequence[int], dtype: str, training: bool, target: Target) -> Trial:
-    """One call of ours and of the library's, forward, or forward and backward; held to PyTorch's operators.
-
-    Args:
-        tables: rows of each vector's table, 0 where its rows are there.
-        dtype: as ``str`` has it.
-    """
+def interaction_trial(kind: Kind, target: Target) -> Trial:
+    """One call of ours and of the library's, forward, or forward and backward; held to PyTorch's operators."""
+    sizes, training = kind.sizes, kind.training
 
     def make() -> list[Any]:
-        made = operands(sizes, tables, getattr(torch, dtype.removeprefix("torch.")), target.device)
+        made = operands(sizes, kind.tables, getattr(torch, kind.dtype.removeprefix("torch.")), target.device)
         return [*made.ours, made.given]
 
     def call(candidate: Candidate, values: Sequence[Any]) -> Callable[[], Sequence[Tensor]]:
