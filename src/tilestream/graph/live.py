@@ -13,7 +13,7 @@ from math import prod
 
 from torch import fx
 
-from tilestream.graph.nodes import is_view, value
+from tilestream.graph.nodes import is_view, readers, value
 from tilestream.graph.sizes import hint
 
 BEFORE = -1
@@ -49,7 +49,7 @@ class Live:
         for node, read in last.items():
             size = tensor_bytes(node)
             if node in inside:
-                if all(u in inside for u in _readers(node)):
+                if all(u in inside for u in readers(node)):
                     continue  # it stays on chip
                 made[inside[node]] += size
             for time in range(times[node] + 1, min(read, after - 1) + 1):
@@ -92,18 +92,6 @@ def _times(graph: fx.Graph, inside: dict[fx.Node, int], after: int) -> dict[fx.N
         else:
             waits = max((found[n] for n in node.all_input_nodes), default=BEFORE)
             found[node] = after if passed and waits == BEFORE and node.op == "call_function" else waits
-    return found
-
-
-def _readers(node: fx.Node) -> set[fx.Node]:
-    """What reads a node, or a view of it."""
-    found, queue = set[fx.Node](), [node]
-    while queue:
-        for user in queue.pop().users:
-            if is_view(user):
-                queue.append(user)
-            else:
-                found.add(user)
     return found
 
 

@@ -15,7 +15,7 @@ from tilestream.graph.costs import flops
 from tilestream.graph.costs.table import Kind, row
 from tilestream.graph.costs.work import operands
 from tilestream.graph.live import tensor_bytes
-from tilestream.graph.nodes import is_view, packet, value
+from tilestream.graph.nodes import packet, readers, value
 from tilestream.graph.sizes import hint
 from tilestream.plan.values import Moved, producer, reads
 
@@ -72,8 +72,5 @@ def _in_place(joined: fx.Node) -> list[fx.Node]:
 
 
 def _readers(node: fx.Node) -> list[fx.Node]:
-    """What reads a value, views of it looked through."""
-    found = []
-    for user in node.users:
-        found += _readers(user) if user.op == "call_function" and is_view(user) else [user]
-    return [user for user in found if user.op == "call_function"]
+    """The operators that read a value, views of it looked through."""
+    return [user for user in readers(node) if user.op == "call_function"]

@@ -10,7 +10,7 @@ from torch import fx
 
 from tilestream.devices import Device
 from tilestream.errors import VerifyError
-from tilestream.graph.nodes import is_view
+from tilestream.graph.nodes import is_view, readers
 from tilestream.graph.origins import bare, is_made_of, origin_of, same_as, unpadded
 from tilestream.graph.selection import Cut
 from tilestream.ir.pipeline import Pipeline
@@ -83,8 +83,12 @@ def find_pair(
             same[tensor] = known
         elif is_made_of(unpadded(node), set(cut.nodes), together):
             return None
-    summing = set(launch.nodes)
-    wanted = tuple(t for node, t in results.items() if any(r not in summing for r in _readers(node, set(cut.nodes))))
+    both = {*launch.nodes, *cut.nodes}
+
+    def leaves(node: fx.Node) -> bool:
+        return any(r not in both for r in readers(node, lambda user: is_view(user) and user not in both))
+
+    wanted = tuple(tensor for node, tensor in results.items() if leaves(node))
     try:
         joined = join(*pipelines, same, wanted, launch.rows, device)
     except VerifyError as reason:
@@ -99,9 +103,3 @@ def _first_of(results: Container[fx.Node], node: fx.Node) -> fx.Node | None:
     while current is not None and current not in results:
         current = same_as(current)
     return current
-
-
-def _readers(node: fx.Node, inside: set[fx.Node]) -> list[fx.Node]:
-    """Who uses a region's result outside of it, through any views."""
-    users = [user for user in node.users if user not in inside]
-    return [r for user in users for r in (_readers(user, inside) if is_view(user) else [user])]

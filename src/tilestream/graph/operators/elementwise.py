@@ -8,7 +8,7 @@ import torch
 from torch import fx
 
 from tilestream.graph.lowering import Emitter, dtype_of
-from tilestream.graph.nodes import Unsupported, argument, first_alone, number, packet, value
+from tilestream.graph.nodes import Unsupported, argument, first_alone, number, packet, permutation, value
 from tilestream.graph.operators.rules import elementwise, rule
 from tilestream.graph.operators.writes import Writes
 from tilestream.graph.sizes import product, same_size
@@ -95,17 +95,9 @@ def _keeps_rows(before: torch.Tensor, result: torch.Tensor) -> bool:
 @rule(aten.permute, aten.transpose, aten.t)
 def permute(e: Emitter, node: fx.Node) -> Tile:
     """A permutation that moves only dimensions of size 1 keeps the order of the elements: a view like any other."""
-    x = node.args[0]
-    before = value(x)
-    if before is None:
+    before, dims = value(node.args[0]), permutation(node)
+    if before is None or dims is None:
         raise Unsupported("an operand is not a tensor")
-    dims = list(range(before.dim()))
-    if packet(node) is aten.permute:
-        order = argument(node, 1, "dims")
-        dims = [int(d) % before.dim() for d in order] if isinstance(order, list | tuple) else dims
-    elif before.dim() > 1:
-        a, b = (0, 1) if packet(node) is aten.t else (int(str(d)) % before.dim() for d in node.args[1:3])
-        dims[a], dims[b] = dims[b], dims[a]
     wide = [d for d in dims if not same_size(before.shape[d], 1)]
     if wide != sorted(wide):
         raise Unsupported("permutes rows or features")
