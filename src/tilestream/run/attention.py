@@ -8,14 +8,15 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 from torch.utils._pytree import tree_map_only
 
 from tilestream.announce import announced
 from tilestream.graph.real import real
-from tilestream.graph.rewrites.shared_keys import is_attention
+from tilestream.graph.rewrites.shared_keys import MASKS, given_to, is_attention
 from tilestream.graph.settled import settle
 from tilestream.options import Options
+from tilestream.plan.candidates import FALLBACK, Candidate
 from tilestream.plan.chooser import alternative, choose
 from tilestream.run import prepare
 from tilestream.run.made_up import random_tensor
@@ -56,7 +57,7 @@ class Alternative(Generic[K]):
         name: of the choice.
         instead: what becomes of an attention for which there is an exception of ours, for its announcement.
         kind_of: what decides how long an attention takes; None where the kernel cannot do it.
-        trial: both ways on random values.
+        ours: the kernel, in the place of a node: of its query, key, value and mask, if it has one.
         replace: puts it in the place of an attention; whether it could.
         on_reference: whether the reference machine, which was asked for, takes it untimed.
     """
@@ -64,9 +65,31 @@ class Alternative(Generic[K]):
     name: str
     instead: str
     kind_of: Callable[[fx.Node], K | None]
-    trial: Callable[[fx.Node, K, Target], Trial]
+    ours: Callable[..., Tensor]
     replace: Callable[[fx.Node], bool]
     on_reference: bool = False
+
+
+def attention_trial(node: fx.Node, ours: Callable[..., Tensor]) -> Trial:
+    """An attention as a graph has it and ``ours``, on random tensors like its operands; held to what it means."""
+    given = given_to(node)
+    names = [name for name in ("query", "key", "value", *MASKS) if isinstance(given.get(name), fx.Node)]
+
+    def make() -> list[Tensor]:
+        return [random_tensor(given[name].meta["val"]) for name in names]
+
+    def call(candidate: Candidate, values: Sequence[Tensor]) -> Callable[[], Sequence[Tensor]]:
+        if candidate.strategy != FALLBACK:
+            return lambda: [ours(node, *values)]
+        library: Any = node.target
+        arguments = given | dict(zip(names, values, strict=True))
+        return lambda: library(**arguments)[:1]
+
+    def plain(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> list[Tensor]:
+        causal, scale = bool(given.get("is_causal")), given.get("scale")
+        return [torch.nn.functional.scaled_dot_product_attention(query, key, value, mask, 0.0, causal, scale=scale)]
+
+    return Trial("attention", make, call, plain)
 
 
 def replace_attention(graph: fx.GraphModule, by: Alternative[K], options: Options, target: Target) -> int:
@@ -90,7 +113,7 @@ def replace_attention(graph: fx.GraphModule, by: Alternative[K], options: Option
             continue
         with announced(by.instead, options.fallback), prepare.kernels_kept(options, target):
             asked = alternative(by.name, kind, target.hardware, forced=forced)
-            timer = None if forced else Timer(by.trial(node, kind, target), target)
+            timer = None if forced else Timer(attention_trial(node, by.ours), target)
             made += choose(asked, options, timer).wins and by.replace(node)
     if made:
         settle(graph)

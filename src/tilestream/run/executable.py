@@ -48,14 +48,7 @@ def executable(pipeline: Pipeline, kind: str, device: torch.device, early: bool 
     key = (pipeline, kind, device, early)
     if key not in _executables:
         with timed("kernels"), real(device):
-            if kind == "cuda":
-                from tilestream import cuda
-
-                _executables[key] = cuda.build(pipeline, device, dependent=early)
-            else:
-                from tilestream import reference
-
-                _executables[key] = Interpreted(pipeline, reference.run)
+            _executables[key] = _kernels(pipeline, device, early) if kind == "cuda" else _reference(pipeline)
     return _executables[key]
 
 
@@ -84,6 +77,18 @@ def first_built(
 
     with timed("kernels"):
         return cuda.first_ready(groups, timeout_s, LAST) if in_turn else cuda.first_ready(groups, timeout_s)
+
+
+def _kernels(pipeline: Pipeline, device: torch.device, early: bool) -> Executable:
+    from tilestream import cuda
+
+    return cuda.build(pipeline, device, dependent=early)
+
+
+def _reference(pipeline: Pipeline) -> Executable:
+    from tilestream import reference
+
+    return Interpreted(pipeline, reference.run)
 
 
 def plain(pipeline: Pipeline) -> Executable:

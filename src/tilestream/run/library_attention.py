@@ -7,7 +7,6 @@ BERT-base on 128 tokens: the flash attention that PyTorch has besides is one lau
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,11 +16,7 @@ from torch import Tensor, fx
 from tilestream.graph.nodes import value
 from tilestream.graph.rewrites.insert import call
 from tilestream.graph.rewrites.shared_keys import MASKS, given_to, take_over
-from tilestream.plan.candidates import FALLBACK, Candidate
 from tilestream.run.attention import Alternative
-from tilestream.run.made_up import random_tensor
-from tilestream.run.target import Target
-from tilestream.run.timer import Trial
 
 aten = torch.ops.aten
 CUDNN = aten._scaled_dot_product_cudnn_attention.default
@@ -68,23 +63,9 @@ def kind_of(node: fx.Node) -> Kind | None:
     return Kind(*layouts, str(fakes[0].dtype), bool(given.get("is_causal")), scale)  # pyright: ignore
 
 
-def trial(node: fx.Node, kind: Kind, target: Target) -> Trial:
-    """Flash attention and cuDNN's on random tensors like those of a node."""
-
-    def make() -> list[Tensor]:
-        given = given_to(node)
-        return [random_tensor(given[name].meta["val"]) for name in ("query", "key", "value")]
-
-    def call(candidate: Candidate, values: Sequence[Tensor]) -> Callable[[], Sequence[Tensor]]:
-        if candidate.strategy == FALLBACK:
-            return lambda: CUDNN(*values, None, False, 0.0, kind.causal, scale=kind.scale)[:1]
-        return lambda: FLASH(*values, 0.0, kind.causal, scale=kind.scale)[:1]
-
-    def plain(query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
-        attention = torch.nn.functional.scaled_dot_product_attention
-        return [attention(query, key, value, is_causal=kind.causal, scale=kind.scale)]
-
-    return Trial("attention", make, call, plain)
+def _ours(node: fx.Node, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    given = given_to(node)
+    return FLASH(query, key, value, 0.0, bool(given.get("is_causal")), scale=given.get("scale"))[0]
 
 
 def _replace(node: fx.Node) -> bool:
@@ -103,5 +84,5 @@ def _replace(node: fx.Node) -> bool:
     return True
 
 
-FLASH_ATTENTION = Alternative("flash attention", "attention stays cuDNN's", kind_of, trial, _replace)
+FLASH_ATTENTION = Alternative("flash attention", "attention stays cuDNN's", kind_of, _ours, _replace)
 """In the place of cuDNN's, wherever it is faster."""
