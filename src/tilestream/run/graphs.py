@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor, fx
 
-from tilestream.announce import announce, announce_failure, announced
+from tilestream.announce import announce, announce_failure, announced, said_later
 from tilestream.errors import PlanError
 from tilestream.graph.capture import Kind
 from tilestream.graph.modules import copied
@@ -153,15 +153,13 @@ class Compilation:
         launches: list[GradientLaunch] = []
         kinds: tuple[Kind, Kind] = ("forward", "backward")
         for graph, kind in zip((forward, backward), kinds, strict=True):
-            try:
+            with said_later(f"nothing of the {kind} graph is prepared"):
                 with timed("regions"):
                     found = find(copied(graph), kind, self.options, self.target.hardware)
                 self._found[kind] = found
                 with timed("planning"):
                     launches += self._begin(found)
                 regions += found.regions
-            except Exception as failure:
-                log.debug("nothing to prepare; streaming the graph will say why", exc_info=failure)
         with timed("planning"):
             ahead.plan_as_built(regions, self._planned, self.target, launches)
 
