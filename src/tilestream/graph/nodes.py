@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -77,6 +77,12 @@ def is_view(node: fx.Node) -> bool:
 def is_result(node: fx.Node) -> bool:
     """Whether a graph returns a node, or a view of it: whoever called sees its strides."""
     return any(user.op == "output" or (is_view(user) and is_result(user)) for user in node.users)
+
+
+def results_of(graph: fx.Graph) -> Sequence[Any]:
+    """What a graph returns: nodes, or None in their places."""
+    found: Any = graph.output_node().args[0]
+    return found
 
 
 def keeps_features(view: fx.Node) -> bool:

@@ -14,7 +14,7 @@ an index are taken again: saved, they would have a kernel of their own and a tri
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 
@@ -26,7 +26,7 @@ from tilestream.graph.gradients import aliases
 from tilestream.graph.live import storage, tensor_bytes
 from tilestream.graph.lowering import MAX_FEATURES
 from tilestream.graph.modules import copied
-from tilestream.graph.nodes import GATHERS, MATMULS, aten, is_view, packet, value
+from tilestream.graph.nodes import GATHERS, MATMULS, aten, is_view, packet, results_of, value
 from tilestream.graph.operators import ELEMENTWISE
 from tilestream.graph.rewrites.table import When, rewrite
 from tilestream.graph.selection import partition
@@ -57,8 +57,7 @@ def unsaved(forward: fx.GraphModule, backward: fx.GraphModule, results: int) -> 
     Args:
         results: how many of the forward graph's outputs are the user's; the others are saved.
     """
-    outputs = forward.graph.output_node().args[0]
-    assert isinstance(outputs, list | tuple)
+    outputs = results_of(forward.graph)
     own, saved = set(outputs[:results]), [n for n in outputs[results:] if isinstance(n, fx.Node)]
     given = {n.name: n for n in backward.graph.find_nodes(op="placeholder")}
     # What is saved may be a view of what others read.
@@ -84,8 +83,7 @@ def make_again(joint: fx.Graph, found: dict[fx.Node, tuple[fx.Node, ...]]) -> No
 
 def saved_bytes(forward: fx.GraphModule, results: int) -> int:
     """Bytes that live from the forward to the backward graph, besides inputs, parameters and the user's results."""
-    outputs = forward.graph.output_node().args[0]
-    assert isinstance(outputs, list | tuple)
+    outputs = results_of(forward.graph)
     wholes = {storage(n) for n in outputs[results:] if isinstance(n, fx.Node) and value(n) is not None}
     wholes -= {storage(n) for n in outputs[:results] if isinstance(n, fx.Node)}
     return sum(tensor_bytes(n) for n in wholes if n.op == "call_function")
@@ -157,9 +155,8 @@ def _inside_regions(forward: fx.GraphModule, found: dict[fx.Node, tuple[fx.Node,
     """Names of those that no region would leave in memory, were they not saved."""
     names = {n.name for n in found}
     trial = copied(forward)
-    last = trial.graph.output_node()
-    outputs: Sequence[fx.Node | None] = last.args[0]  # pyright: ignore[reportAssignmentType]
-    last.args = (tuple(n for i, n in enumerate(outputs) if i < results or n is None or n.name not in names),)
+    kept = (n for i, n in enumerate(results_of(trial.graph)) if i < results or n is None or n.name not in names)
+    trial.graph.output_node().args = (tuple(kept),)
     rewrite(trial, When.NORMAL_FORM)
     cuts = partition(trial, training=True).cuts
     return {n.name for cut in cuts for n in set(cut.nodes) - set(cut.outputs) if n.name in names}

@@ -78,6 +78,16 @@ class Cut:
     nodes: tuple[fx.Node, ...]
     outputs: tuple[fx.Node, ...]
 
+    def within(self, graph: fx.Graph) -> Cut | None:
+        """The same in another graph with nodes of the same names; None where one is not to be found there."""
+        by_name = {n.name: n for n in graph.nodes}
+        own = (*self.nodes, *self.outputs)
+        alike = all(n.name in by_name and by_name[n.name].target == n.target for n in own)
+        if not alike or not by_name.keys() >= set(self.region.arguments):
+            return None
+        nodes, outputs = (tuple(by_name[n.name] for n in some) for some in (self.nodes, self.outputs))
+        return Cut(self.region, nodes, outputs)
+
 
 @dataclass(frozen=True)
 class Partition:

@@ -21,11 +21,8 @@ def hidden(nodes: Sequence[fx.Node], facts: Facts) -> frozenset[fx.Node]:
     alone reads them and whose own columns, and those of what they are made from, a fragment holds.
     """
     found: set[fx.Node] = set()
-    for node in nodes:
-        if node in found or not _is_linear(node, facts) or facts.few(node):
-            continue
-        if facts.width(node) > MAX_FEATURES:
-            found |= _layer(node, facts)
+    for node in _wide_linears(nodes, facts):
+        found |= set() if node in found else _layer(node, facts)
     return frozenset(found)
 
 
@@ -36,13 +33,16 @@ def pooled(nodes: Sequence[fx.Node], facts: Facts) -> frozenset[fx.Node]:
     memory as it would behind a library's product.
     """
     found: set[fx.Node] = set()
-    for node in nodes:
-        if node in found or not _is_linear(node, facts) or facts.few(node) or facts.width(node) <= MAX_FEATURES:
-            continue
-        if any(facts.width(x) > MAX_FEATURES for x in facts.tiles[node] & facts.known.keys()):
-            continue
-        found |= _up_to_maxima(node, facts)
+    for node in _wide_linears(nodes, facts):
+        if node not in found and all(facts.width(x) <= MAX_FEATURES for x in facts.tiles[node] & facts.known.keys()):
+            found |= _up_to_maxima(node, facts)
     return frozenset(found)
+
+
+def _wide_linears(nodes: Sequence[fx.Node], facts: Facts) -> list[fx.Node]:
+    """Linears of many rows wider than a stage holds."""
+    linears = (n for n in nodes if _is_linear(n, facts) and not facts.few(n))
+    return [n for n in linears if facts.width(n) > MAX_FEATURES]
 
 
 def _up_to_maxima(start: fx.Node, facts: Facts) -> set[fx.Node]:

@@ -15,7 +15,6 @@ from tilestream.plan.candidates import Plan
 from tilestream.plan.gradient_launches import GradientLaunch, gradient_launches, question
 from tilestream.run import prepare as planning
 from tilestream.run.executable import build_ahead
-from tilestream.run.spec import sums_spec
 from tilestream.run.target import Target
 from tilestream.run.time_gradients import gradients_trial
 
@@ -34,5 +33,4 @@ def prepare(
 def plan(launch: GradientLaunch, options: Options, target: Target) -> Plan:
     """The stationary sums and the library, and which of them runs: from this process, the disk, or made now."""
     asked = question(launch, target.hardware, forced=target.kind == "reference")
-    told = sums_spec(launch, launch.pipeline(target.hardware), target.kind)
-    return planning.chosen(asked, lambda: gradients_trial(told, launch.layers, launch.rows, target), options, target)
+    return planning.chosen(asked, lambda: gradients_trial(launch, target), options, target)
