@@ -7,6 +7,7 @@ Both are counted on graphs, nothing is computed: a GPU is not needed, and module
 from __future__ import annotations
 
 import copy
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,8 @@ from torch import Tensor, fx
 from tilestream import devices
 from tilestream.graph.cut import Cutter
 from tilestream.graph.interaction import place_all
-from tilestream.graph.live import peak
+from tilestream.graph.live import storage, tensor_bytes
+from tilestream.graph.nodes import is_view
 from tilestream.graph.recompute import saved_bytes
 from tilestream.graph.rewrites.settings import Settings
 from tilestream.options import Options
@@ -96,3 +98,25 @@ def _counted(
     )
     torch.compile(model, backend=backend)(*inputs)
     return Bytes(sum(b.saved for b in found), max((b.peak for b in found), default=0))
+
+
+def peak(graph: fx.Graph) -> int:
+    """Bytes that live at most while a graph runs in its order, besides the user's inputs and parameters.
+
+    Counted of results as they are handed on, each freed after its last reader; fusion of what is left makes it less.
+    """
+    nodes = list(graph.nodes)
+    last = {storage(n): time for time, node in enumerate(nodes) for n in node.all_input_nodes}
+    frees: dict[int, int] = {}
+    live = most = 0
+    for time, node in enumerate(nodes):
+        if node.op == "placeholder" and node.name.startswith("primals"):
+            continue
+        if node.op not in ("placeholder", "call_function") or is_view(node) or node.target is operator.getitem:
+            continue
+        for part in [u for u in node.users if u.target is operator.getitem] or [node]:
+            live += tensor_bytes(part)
+            frees[last.get(part, time)] = frees.get(last.get(part, time), 0) + tensor_bytes(part)
+        most = max(most, live)
+        live -= frees.pop(time, 0)
+    return most

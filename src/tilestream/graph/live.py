@@ -6,7 +6,6 @@ of what it reads, or before the first one. So a weight's gradient frees what was
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
@@ -93,25 +92,3 @@ def _times(graph: fx.Graph, inside: dict[fx.Node, int], after: int) -> dict[fx.N
             waits = max((found[n] for n in node.all_input_nodes), default=BEFORE)
             found[node] = after if passed and waits == BEFORE and node.op == "call_function" else waits
     return found
-
-
-def peak(graph: fx.Graph) -> int:
-    """Bytes that live at most while a graph runs in its order, besides the user's inputs and parameters.
-
-    Counted of results as they are handed on, each freed after its last reader; fusion of what is left makes it less.
-    """
-    nodes = list(graph.nodes)
-    last = {storage(n): time for time, node in enumerate(nodes) for n in node.all_input_nodes}
-    frees: dict[int, int] = {}
-    live = most = 0
-    for time, node in enumerate(nodes):
-        if node.op == "placeholder" and node.name.startswith("primals"):
-            continue
-        if node.op not in ("placeholder", "call_function") or is_view(node) or node.target is operator.getitem:
-            continue
-        for part in [u for u in node.users if u.target is operator.getitem] or [node]:
-            live += tensor_bytes(part)
-            frees[last.get(part, time)] = frees.get(last.get(part, time), 0) + tensor_bytes(part)
-        most = max(most, live)
-        live -= frees.pop(time, 0)
-    return most

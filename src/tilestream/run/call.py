@@ -204,31 +204,25 @@ def row_major(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(strides)) if shape else ()
 
 
+_STEPS: dict[str, Callable[..., torch.Tensor]] = {
+    "t": torch.Tensor.t,
+    "matrix": lambda x: x[0],
+    "rows": lambda x, first, last: x[first:last],
+    "flatten": lambda x, features: x.reshape(x.numel() // features, features),
+    "index": lambda x: x.reshape(-1),
+    "features": lambda x, *sizes: x.reshape(x.shape[0], *sizes),
+    "vector": torch.Tensor.reshape,
+    "taps": lambda x: x.permute(0, 2, 3, 1).reshape(x.shape[0], -1),
+    "rstd": lambda x, eps: torch.rsqrt(x.float() + eps),
+    "scalar": lambda x: x.reshape(()),
+}
+"""What ``lowering.Binding`` says of each."""
+
+
 def apply(tensor: torch.Tensor, steps: Steps) -> torch.Tensor:
-    """The steps of an operand, which are those of ``emitter.Binding``; a view where one is possible."""
+    """The steps of an operand; a view where one is possible."""
     for what, *numbers in steps:
-        if what == "t":
-            tensor = tensor.t()
-        elif what == "matrix":
-            tensor = tensor[0]
-        elif what == "rows":
-            first, last = numbers
-            tensor = tensor[int(first) : int(last)]
-        elif what == "flatten":
-            features = int(numbers[0])
-            tensor = tensor.reshape(tensor.numel() // features, features)
-        elif what == "index":
-            tensor = tensor.reshape(-1)
-        elif what == "features":
-            tensor = tensor.reshape(tensor.shape[0], *map(int, numbers))
-        elif what == "vector":
-            tensor = tensor.reshape(*map(int, numbers))
-        elif what == "taps":
-            tensor = tensor.permute(0, 2, 3, 1).reshape(tensor.shape[0], -1)
-        elif what == "rstd":
-            tensor = torch.rsqrt(tensor.float() + float(numbers[0]))
-        else:
-            tensor = tensor.reshape(())
+        tensor = _STEPS[str(what)](tensor, *numbers)
     return tensor
 
 
