@@ -149,19 +149,7 @@ def start_of(first: fx.Node, members: set[fx.Node], facts: Facts) -> fx.Node | N
 
 def _before(last: fx.Node, facts: Facts) -> tuple[set[fx.Node], list[fx.Node]]:
     """``last`` and what it is made from, back to the products before it; no products where it reaches an input."""
-    members, firsts, tiles = {last}, [], facts.tiles
-    todo = list(tiles[last])
-    while todo:
-        node = todo.pop()
-        if node in members:
-            continue
-        if node not in tiles:
-            return members, []
-        members.add(node)
-        if is_product(node):
-            firsts.append(node)
-        else:
-            todo += tiles[node]
-            if not tiles[node]:
-                return members, []
-    return members, firsts
+    members = reached([last], lambda n: facts.tiles.get(n, ()) if n is last or not is_product(n) else ())
+    others = members - {last}
+    whole = all(n in facts.tiles and (is_product(n) or facts.tiles[n]) for n in others)
+    return members, [n for n in others if is_product(n)] if whole else []

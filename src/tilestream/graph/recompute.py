@@ -31,6 +31,7 @@ from tilestream.graph.operators import ELEMENTWISE
 from tilestream.graph.rewrites.table import When, rewrite
 from tilestream.graph.selection import partition
 from tilestream.graph.sizes import hint, settled
+from tilestream.ir.ways import reached
 
 MOST_INSTRUCTIONS = 28
 """An element, that hide behind writing and reading 16 bits of it (module's docstring)."""
@@ -107,23 +108,17 @@ def _elements(node: fx.Node) -> int:
 
 def _made(node: fx.Node, saved: set[fx.Node]) -> _Made | None:
     """How a value is made of placeholders and saved ones, by a few operators of rows."""
-    operators: list[fx.Node] = []
-    leaves: list[fx.Node] = []
-    queue = [node]
-    while queue:
-        at = queue.pop()
-        if at in operators or at in leaves:
-            continue
-        if at.op == "placeholder" or at in saved:
-            leaves.append(at)
-            continue
-        gathered = packet(at) in GATHERS and at is node
-        local = packet(at) in _LOCAL or is_view(at) or (at.target is operator.getitem and at.args[1] == 0)
-        if at.op != "call_function" or not (local or gathered) or len(operators) == _MOST_OPERATORS:
-            return None
-        operators.append(at)
-        queue += at.all_input_nodes
-    return _Made(tuple(operators), tuple(leaves))
+
+    def is_local(at: fx.Node) -> bool:
+        first = at.target is operator.getitem and at.args[1] == 0
+        local = packet(at) in _LOCAL or is_view(at) or first or (packet(at) in GATHERS and at is node)
+        return at.op == "call_function" and at not in saved and bool(local)
+
+    found = sorted(reached([node], lambda at: at.all_input_nodes if is_local(at) else ()))
+    operators = tuple(n for n in found if is_local(n))
+    leaves = tuple(n for n in found if n.op == "placeholder" or n in saved)
+    whole = len(operators) <= _MOST_OPERATORS and len(operators) + len(leaves) == len(found)
+    return _Made(operators, leaves) if whole else None
 
 
 def _is_gathered(made: _Made) -> bool:

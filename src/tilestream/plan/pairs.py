@@ -11,9 +11,10 @@ from torch import fx
 from tilestream.devices import Device
 from tilestream.errors import VerifyError
 from tilestream.graph.nodes import is_view, readers
-from tilestream.graph.origins import bare, is_made_of, origin_of, same_as, unpadded
+from tilestream.graph.origins import bare, origin_of, same_as, unpadded
 from tilestream.graph.selection import Cut
 from tilestream.ir.pipeline import Pipeline
+from tilestream.ir.ways import reached
 from tilestream.plan.backward_chains import Joined, join
 from tilestream.plan.gradient_launches import GradientLaunch
 
@@ -74,6 +75,10 @@ def find_pair(
     results = {node: result.tensor for node, result in zip(cut.outputs, own.results, strict=True)}
     by_name = {n.name: n for n in cut.nodes[0].graph.nodes}
     inputs = {(origin_of(by_name[own.arguments[o.index]]), bare(o.steps)): o.tensor for o in own.inputs}
+
+    def before(node: fx.Node) -> list[fx.Node]:
+        return [*node.all_input_nodes, *together.get(node, ())]
+
     same: dict[str, str] = {}
     for tensor, node in launch.operands.items():
         made = _first_of(results, node)
@@ -81,7 +86,7 @@ def find_pair(
             same[tensor] = results[made]
         elif (known := inputs.get((unpadded(node), ()))) is not None:
             same[tensor] = known
-        elif is_made_of(unpadded(node), set(cut.nodes), together):
+        elif not reached([unpadded(node)], before).isdisjoint(cut.nodes):
             return None
     both = {*launch.nodes, *cut.nodes}
 
