@@ -68,15 +68,9 @@ def save_rows(forward: fx.GraphModule, backward: fx.GraphModule, results: int) -
     output, given = forward.graph.output_node(), {n.name: n for n in backward.graph.find_nodes(op="placeholder")}
     outputs = results_of(forward.graph)
     first = next(n for n in backward.graph.nodes if n.op != "placeholder")
-    for view in dict.fromkeys(outputs[results:]):
-        rows, place = transposed(view), given.get(view.name) if isinstance(view, fx.Node) else None
-        if (
-            not isinstance(view, fx.Node)
-            or rows is None
-            or place is None
-            or rows in outputs
-            or view in outputs[:results]
-        ):
+    for view in dict.fromkeys(v for v in outputs[results:] if isinstance(v, fx.Node)):
+        rows, place = transposed(view), given.get(view.name)
+        if rows is None or place is None or rows in outputs or view in outputs[:results]:
             continue
         if not all(packet(user) is aten.mm and user.args[0] is place for user in place.users):
             continue

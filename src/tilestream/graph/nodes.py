@@ -60,11 +60,8 @@ def packet(node: fx.Node) -> Any:
 
 def name(node: fx.Node) -> str:
     """The operator's name as users know it, ``aten.addmm.default``."""
-    return (
-        str(node.target)
-        if isinstance(node.target, torch._ops.OpOverload)
-        else getattr(node.target, "__name__", str(node.target))
-    )
+    whole = str(node.target)
+    return whole if isinstance(node.target, torch._ops.OpOverload) else getattr(node.target, "__name__", whole)
 
 
 def is_view(node: fx.Node) -> bool:

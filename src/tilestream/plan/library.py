@@ -184,14 +184,11 @@ def _sizes(node: fx.Node, amount: int) -> tuple[int, int, int, int]:
     """(batch, m, n, k). Of what is no product of matrices: rows and columns of the result, and as deep as its FLOPs."""
     if packet(node) in GEMMS:
         return gemm(node)
-    made = next((t for t in results(node) if t.dim()), None)
-    n = (
-        (hint(made.shape[1]) if "conv" in str(packet(node)) and made.dim() > 2 else hint(made.shape[-1]))
-        if made is not None
-        else 1
-    )
-    m = max(1, round(elements(node) / max(1, n)))
-    return 1, m, max(1, n), max(1, round(amount / (2 * m * max(1, n))))
+    made, n = next((t for t in results(node) if t.dim()), None), 1
+    if made is not None:
+        n = max(1, hint(made.shape[1 if "conv" in str(packet(node)) and made.dim() > 2 else -1]))
+    m = max(1, round(elements(node) / n))
+    return 1, m, n, max(1, round(amount / (2 * m * n)))
 
 
 def _attention(node: fx.Node, amount: int, touched: Moved) -> Attention | None:

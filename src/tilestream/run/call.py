@@ -14,6 +14,7 @@ from torch._C._dynamo.guards import (
     _empty_strided_cpu,  # pyright: ignore[reportAttributeAccessIssue]
     _empty_strided_cuda,  # pyright: ignore[reportAttributeAccessIssue]
 )
+from torch._prims_common import make_contiguous_strides_for
 
 from tilestream.announce import announce_failure
 from tilestream.errors import InputError, QueueTimeout
@@ -125,7 +126,9 @@ class RegionCall:
         shapes = spec.shapes(*[int(n) for n in spec.read_sizes(values)])
         dtypes = [TORCH_DTYPES[spec.pipeline.tensor(r.tensor).dtype] for r in spec.results]
         return Bound(
-            layouts=tuple((shape, row_major(shape), dtype) for shape, dtype in zip(shapes, dtypes, strict=True)),
+            layouts=tuple(
+                (shape, make_contiguous_strides_for(shape), dtype) for shape, dtype in zip(shapes, dtypes, strict=True)
+            ),
             orders=tuple(r.order for r in spec.results),
             allocate=_empty_strided_cuda if self.device.type == "cuda" else _empty_strided_cpu,
             gpu=self.device.index if self.device.type == "cuda" else None,
@@ -194,14 +197,6 @@ class Bound:
         if self.reorders:
             return [r if order is None else ordered(r, order) for r, order in zip(results, self.orders, strict=True)]
         return results
-
-
-def row_major(shape: Sequence[int]) -> tuple[int, ...]:
-    """The strides of a contiguous tensor."""
-    strides = [1]
-    for n in reversed(shape[1:]):
-        strides.append(strides[-1] * max(1, n))
-    return tuple(reversed(strides)) if shape else ()
 
 
 _STEPS: dict[str, Callable[..., torch.Tensor]] = {

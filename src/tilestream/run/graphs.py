@@ -282,10 +282,8 @@ def summary(found: Partition, out: LeftOut | None) -> str:
     """One line on what goes to Inductor: how much, the operators that take most of it, and why they do."""
     of = [e for e in found.exclusions if out is not None and e.op == out.operator]
     first = next((e for e in of if out is not None and e.source == out.source), (of or found.exclusions)[0])
-    number, why = (
-        f"{len(found.exclusions)} of {found.operators}",
-        f"({first.source or 'no source line'}): {first.reason}",
-    )
+    number = f"{len(found.exclusions)} of {found.operators}"
+    why = f"({first.source or 'no source line'}): {first.reason}"
     if out is None:
         said = f"{number} operators go to Inductor: {first.op} {why}"
     else:

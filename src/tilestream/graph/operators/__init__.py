@@ -33,7 +33,7 @@ def emit(e: Emitter, node: fx.Node) -> Value:
     if rule is None:
         raise Unsupported(reason(node))
     e.start(node)
-    if node.target is not operator.getitem and packet(node) not in _TUPLES:
+    if node.target is not operator.getitem and not isinstance(node.meta.get("val"), list | tuple):
         dtype_of(node)
     sliced = packet(node) in MATMULS and only_sliced(node, e.members)
     found = Value.of(put_off(e, node) if sliced else rule(e, node), _shape(node))
@@ -58,11 +58,3 @@ def _slices(user: fx.Node, members: frozenset[fx.Node] | None) -> bool:
     if packet(user) in (aten.view, aten._unsafe_view):
         return keeps_features(user) and only_sliced(user, members)
     return is_slice(user)
-
-
-_TUPLES = {
-    aten._native_batch_norm_legit_no_training,
-    aten.native_layer_norm,
-    aten._fused_rms_norm,
-    aten.log_sigmoid_forward,
-}

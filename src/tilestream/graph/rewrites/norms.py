@@ -11,6 +11,7 @@ without the means).
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -100,26 +101,24 @@ def _rows(node: fx.Node) -> bool:
 def _layer_norm(w: _Writer, node: fx.Node) -> Found:
     gradient, x, _, _, _, weight, bias, mask = node.args
     assert isinstance(gradient, fx.Node) and isinstance(x, fx.Node) and isinstance(mask, list | tuple)
-    centred = w.sub(x, w.mean(x))
-    scale = w.inverse(centred)
-    normal = w.mul(centred, scale)
-    return (
-        _row_gradient(w, gradient, weight, normal, scale, centre=True) if mask[0] else None,
-        _weight_gradient(w, gradient, weight, normal) if mask[1] else None,
-        w.cast(w.total(gradient), _dtype(bias, gradient)) if mask[2] else None,
-    )
+    parts = _gradients(w, gradient, weight, w.sub(x, w.mean(x)), mask, centre=True)
+    return *parts, w.cast(w.total(gradient), _dtype(bias, gradient)) if mask[2] else None
 
 
 def _rms_norm(w: _Writer, node: fx.Node) -> Found:
     gradient, x, _, _, weight, mask = node.args
     assert isinstance(gradient, fx.Node) and isinstance(x, fx.Node) and isinstance(mask, list | tuple)
-    wide = w.cast(x, w.dtype)
-    scale = w.inverse(wide)
-    normal = w.mul(wide, scale)
-    return (
-        _row_gradient(w, gradient, weight, normal, scale, centre=False) if mask[0] else None,
-        _weight_gradient(w, gradient, weight, normal) if mask[1] else None,
-    )
+    return _gradients(w, gradient, weight, w.cast(x, w.dtype), mask, centre=False)
+
+
+def _gradients(
+    w: _Writer, gradient: fx.Node, weight: object, rows: fx.Node, mask: Sequence[object], centre: bool
+) -> Found:
+    """``dx`` and ``dw`` where ``mask`` wants them; ``rows`` are those that become ``x^`` by their scale."""
+    scale = w.inverse(rows)
+    normal = w.mul(rows, scale)
+    along = _row_gradient(w, gradient, weight, normal, scale, centre) if mask[0] else None
+    return along, _weight_gradient(w, gradient, weight, normal) if mask[1] else None
 
 
 def _row_gradient(
