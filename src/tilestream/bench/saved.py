@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, fx
 
 from tilestream import devices
+from tilestream.graph import interaction
 from tilestream.graph.cut import Cutter
-from tilestream.graph.interaction import place_all
 from tilestream.graph.live import storage, tensor_bytes
 from tilestream.graph.nodes import is_view
 from tilestream.graph.recompute import saved_bytes
@@ -51,7 +51,10 @@ def saved(model: Callable[..., Any], inputs: Sequence[Tensor], least_rows: int =
     from torch._functorch.partitioners import min_cut_rematerialization_partition
     from torch._inductor.decomposition import select_decomp_table
 
-    cut = Cutter(Settings(least_rows), lambda joint: place_all(joint, joint=True))
+    def place_interactions(joint: fx.GraphModule) -> None:
+        interaction.place(joint, interaction.find_interactions(joint.graph, joint=True))
+
+    cut = Cutter(Settings(least_rows), place_interactions)
     inductor = _counted(model, inputs, min_cut_rematerialization_partition, select_decomp_table(), _peak)
     return Saved(inductor, _counted(model, inputs, cut, {}, _streamed_peak))
 
