@@ -17,7 +17,7 @@ from tilestream.options import Options
 from tilestream.plan import chooser
 from tilestream.plan.candidates import FALLBACK, Candidate
 from tilestream.run import library_attention, prepare, timing
-from tilestream.run.attention import attention_trial, replace_attention
+from tilestream.run.attention import attention_trial, kind_of, replace_attention
 from tilestream.run.target import Target
 from tilestream.run.timer import Timer, Trial
 
@@ -94,8 +94,8 @@ def test_times_are_taken_once(cache_dir: object, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("causal", [False, True])
 def test_both_compute_the_same(causal: bool) -> None:
     (node,) = [n for n in graph_of(causal=causal).graph.nodes if n.target is library_attention.CUDNN]
-    kind = library_attention.kind_of(node)
-    assert kind is not None and kind.causal == causal
+    kind = kind_of(node)
+    assert library_attention.fits(node) and kind.causal == causal
     target = Target("cuda", torch.device("cuda", 0), get("h200"))
     asked = chooser.alternative("flash attention", kind, target.hardware)
     trial = attention_trial(node, library_attention.FLASH_ATTENTION.ours)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -24,7 +24,6 @@ from tilestream.run.target import Target
 from tilestream.run.timer import Timer, Trial
 
 log = logging.getLogger(__name__)
-K = TypeVar("K")
 _ran: dict[str, bool] = {}
 
 
@@ -50,13 +49,38 @@ def runs_here(called: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bo
 
 
 @dataclass(frozen=True)
-class Alternative(Generic[K]):
+class Kind:
+    """All that decides how long an attention takes: the library's operator, sizes and strides of what it reads."""
+
+    operator: str
+    layouts: tuple[tuple[tuple[int, ...], ...], ...]
+    dtype: str
+    causal: bool
+    scale: float | None
+
+
+def kind_of(node: fx.Node) -> Kind:
+    """What an attention is, whose sizes are known."""
+    given = given_to(node)
+    fakes = [given[name].meta["val"] for name in _operands(given)]
+    layouts = tuple((tuple(f.shape), tuple(f.stride())) for f in fakes)
+    causal, scale = bool(given.get("is_causal")), given.get("scale")
+    return Kind(str(node.target), layouts, str(fakes[0].dtype), causal, scale)
+
+
+def _operands(given: Mapping[str, Any]) -> list[str]:
+    """Names of an attention's tensors: query, key, value, and a mask where it has one."""
+    return [name for name in ("query", "key", "value", *MASKS) if isinstance(given.get(name), fx.Node)]
+
+
+@dataclass(frozen=True)
+class Alternative:
     """Another kernel for a library's attention.
 
     Args:
         name: of the choice.
         instead: what becomes of an attention for which there is an exception of ours, for its announcement.
-        kind_of: what decides how long an attention takes; None where the kernel cannot do it.
+        fits: whether the kernel can do what a node does, whose sizes are then known.
         ours: the kernel, in the place of a node: of its query, key, value and mask, if it has one.
         replace: puts it in the place of an attention; whether it could.
         on_reference: whether the reference machine, which was asked for, takes it untimed.
@@ -64,7 +88,7 @@ class Alternative(Generic[K]):
 
     name: str
     instead: str
-    kind_of: Callable[[fx.Node], K | None]
+    fits: Callable[[fx.Node], bool]
     ours: Callable[..., Tensor]
     replace: Callable[[fx.Node], bool]
     on_reference: bool = False
@@ -73,7 +97,7 @@ class Alternative(Generic[K]):
 def attention_trial(node: fx.Node, ours: Callable[..., Tensor]) -> Trial:
     """An attention as a graph has it and ``ours``, on random tensors like its operands; held to what it means."""
     given = given_to(node)
-    names = [name for name in ("query", "key", "value", *MASKS) if isinstance(given.get(name), fx.Node)]
+    names = _operands(given)
 
     def make() -> list[Tensor]:
         return [random_tensor(given[name].meta["val"]) for name in names]
@@ -92,7 +116,7 @@ def attention_trial(node: fx.Node, ours: Callable[..., Tensor]) -> Trial:
     return Trial("attention", make, call, plain)
 
 
-def replace_attention(graph: fx.GraphModule, by: Alternative[K], options: Options, target: Target) -> int:
+def replace_attention(graph: fx.GraphModule, by: Alternative, options: Options, target: Target) -> int:
     """Put ``by`` in the place of every attention where it wins; how many were.
 
     An exception of ours costs the attention, and is announced.
@@ -107,12 +131,9 @@ def replace_attention(graph: fx.GraphModule, by: Alternative[K], options: Option
     if not options.attention or not (prepare.measures(options, target) or forced):
         return 0
     made = 0
-    for node in [n for n in graph.graph.nodes if is_attention(n)]:
-        kind = by.kind_of(node)
-        if kind is None:
-            continue
+    for node in [n for n in graph.graph.nodes if is_attention(n) and by.fits(n)]:
         with announced(by.instead, options.fallback), prepare.kernels_kept(options, target):
-            asked = alternative(by.name, kind, target.hardware, forced=forced)
+            asked = alternative(by.name, kind_of(node), target.hardware, forced=forced)
             timer = None if forced else Timer(attention_trial(node, by.ours), target)
             made += choose(asked, options, timer).wins and by.replace(node)
     if made:

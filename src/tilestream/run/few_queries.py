@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -39,40 +38,24 @@ FEW_QUERIES = operator(
 on_gpu(FEW_QUERIES, _cuda)
 
 
-@dataclass(frozen=True)
-class Kind:
-    """All that decides how long attention takes. ``operator``: the library's; ``mask``: its dimensions, 0 for none."""
-
-    operator: str
-    heads: int
-    queries: int
-    positions: int
-    features: int
-    dtype: str
-    mask: int
-
-
-def kind_of(node: fx.Node) -> Kind | None:
-    """What an attention is, if it is one of few queries: one head, all that its kernel needs; else None."""
+def fits(node: fx.Node) -> bool:
+    """Whether an attention is one of few queries: one head, and all else that its kernel needs."""
     from tilestream.cuda.few_queries import FEATURES, MOST_QUERIES
 
     given = given_to(node)
     query, key, values = (value(given[name]) for name in ("query", "key", "value"))
     if query is None or key is None or values is None or given.get("is_causal") or given.get("dropout_p"):
-        return None
+        return False
     sizes = (*query.shape, *key.shape, *values.shape)
     if len(sizes) != 12 or not all(isinstance(n, int) for n in sizes) or key.shape != values.shape:
-        return None
+        return False
     heads, one, queries, features = query.shape
-    fits = one == 1 and queries <= MOST_QUERIES and features in FEATURES and key.shape[2] <= MOST_POSITIONS
-    if not fits or query.dtype not in (torch.bfloat16, torch.float16) or list(key.shape[:2]) != [heads, 1]:
-        return None
+    has_kernel = one == 1 and queries <= MOST_QUERIES and features in FEATURES and key.shape[2] <= MOST_POSITIONS
+    if not has_kernel or query.dtype not in (torch.bfloat16, torch.float16) or list(key.shape[:2]) != [heads, 1]:
+        return False
     mask = _mask(given)
     fake = None if mask is None else value(mask)
-    if mask is not None and (fake is None or fake.dtype != query.dtype or not _is_alike(fake)):
-        return None
-    dims = 0 if fake is None else fake.dim()
-    return Kind(str(node.target), heads, queries, key.shape[2], features, str(query.dtype), dims)
+    return mask is None or (fake is not None and fake.dtype == query.dtype and _is_alike(fake))
 
 
 def _mask(given: Mapping[str, Any]) -> fx.Node | None:
@@ -109,6 +92,6 @@ def _replace(node: fx.Node) -> bool:
 
 
 STREAMED = Alternative(
-    "attention of few queries", "attention goes to the library", kind_of, _ours, _replace, on_reference=True
+    "attention of few queries", "attention goes to the library", fits, _ours, _replace, on_reference=True
 )
 """Our kernel, in graphs behind ``share_keys``."""
