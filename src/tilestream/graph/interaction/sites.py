@@ -126,11 +126,7 @@ def _square_of(product: fx.Node) -> fx.Node | None:
 
 def _operands(product: fx.Node) -> list[tuple[fx.Node, bool]]:
     """What a batched product multiplies, looked at through transposes: each with whether it is turned."""
-    found = []
-    for operand in product.args:
-        assert isinstance(operand, fx.Node)
-        found.append(_base(operand))
-    return found
+    return [_base(operand) for operand in product.args if isinstance(operand, fx.Node)]
 
 
 def _base(node: fx.Node) -> tuple[fx.Node, bool]:
@@ -177,8 +173,7 @@ def _vectors(stack: fx.Node) -> Iterator[Vector]:
     """The vectors that were joined, in order."""
     _, vectors, features = stack.meta["val"].shape
     if packet(stack) is aten.stack and argument(stack, 1, "dim", 0) in (1, -2):
-        for part in _listed(stack):
-            yield _row(part)
+        yield from map(_row, _listed(stack))
         return
     if packet(stack) in (aten.view, aten._unsafe_view, aten.reshape):
         wide = stack.all_input_nodes[0]

@@ -10,9 +10,9 @@ from torch import fx
 from tilestream.graph.nodes import packet
 from tilestream.graph.rewrites.settings import Settings
 
-Instead = Callable[[fx.Node, Settings], fx.Node | None]
-"""What takes the place of a node, whose graph inserts in front of it: the node itself where it was changed in place,
-None where it stays as it is."""
+Instead = Callable[[fx.Node, Settings], fx.Node | tuple[fx.Node | None, ...] | None]
+"""What takes the place of a node, whose graph inserts in front of it, or of each of its results that somebody takes:
+the node itself where it was changed in place, None where it stays as it is."""
 
 
 def each(*operators: object) -> Callable[[Instead], Callable[[fx.Graph, Settings], int]]:
@@ -25,7 +25,11 @@ def each(*operators: object) -> Callable[[Instead], Callable[[fx.Graph, Settings
             for node in [n for n in graph.nodes if packet(n) in operators]:
                 with graph.inserting_before(node):
                     new = instead(node, settings)
-                if new is not None and new is not node:
+                if isinstance(new, tuple):
+                    for part in list(node.users):
+                        if (other := new[part.args[1]]) is not None:  # pyright: ignore
+                            part.replace_all_uses_with(other)
+                elif new is not None and new is not node:
                     node.replace_all_uses_with(new)
                 made += new is not None
             return made

@@ -19,6 +19,7 @@ from torch import fx
 
 from tilestream.graph.lowering import MAX_FEATURES
 from tilestream.graph.nodes import argument, aten, is_view, packet, value
+from tilestream.graph.rewrites.each import each
 from tilestream.graph.rewrites.insert import call
 from tilestream.graph.rewrites.settings import Settings
 from tilestream.graph.sizes import settled
@@ -29,10 +30,9 @@ Found = tuple[fx.Node | None, ...]
 
 @dataclass(frozen=True)
 class _Writer:
-    """Writes nodes in front of ``like``, with its origin; arithmetic is in ``dtype``; ``eps`` is the norm's."""
+    """Writes nodes in front of ``like``, with its origin; arithmetic is in fp32; ``eps`` is the norm's."""
 
     like: fx.Node
-    dtype: torch.dtype
     eps: float
 
     def make(self, overload: torch._ops.OpOverload, *args: object, **kwargs: object) -> fx.Node:
@@ -46,7 +46,7 @@ class _Writer:
 
     def mean(self, x: fx.Node) -> fx.Node:
         """Of each row, a column."""
-        return self.make(aten.mean.dim, x, [-1], True, dtype=self.dtype)
+        return self.make(aten.mean.dim, x, [-1], True, dtype=torch.float32)
 
     def inverse(self, x: fx.Node) -> fx.Node:
         """One over the root of each row's mean square."""
@@ -60,25 +60,14 @@ class _Writer:
         return x if value_of(x).dtype == dtype else self.make(aten._to_copy.default, x, dtype=dtype)
 
 
-def open_norms(graph: fx.Graph, _: Settings) -> int:
-    """Write out the derivatives of norms over at most ``MAX_FEATURES`` features; how many there were.
+@each(aten.native_layer_norm_backward, aten._fused_rms_norm_backward)
+def open_norms(node: fx.Node, _: Settings) -> Found | None:
+    """Write out the derivatives of norms over at most ``MAX_FEATURES`` features.
 
     Wider ones stay whole: no row of theirs is in a region.
     """
-    count = 0
-    for node in list(graph.nodes):
-        rule = RULES.get(packet(node))
-        eps = _eps(node) if rule is not None and _rows(node) else None
-        if rule is None or eps is None or any(u.target is not operator.getitem for u in node.users):
-            continue
-        with graph.inserting_before(node):
-            parts = rule(_Writer(node, torch.float32, eps), node)
-        for user in list(node.users):
-            part = parts[user.args[1]]  # pyright: ignore[reportArgumentType, reportCallIssue]
-            if part is not None:
-                user.replace_all_uses_with(part)
-        count += 1
-    return count
+    eps = _eps(node) if _rows(node) and all(u.target is operator.getitem for u in node.users) else None
+    return None if eps is None else RULES[packet(node)](_Writer(node, eps), node)
 
 
 def value_of(node: fx.Node) -> torch.Tensor:
@@ -108,7 +97,7 @@ def _layer_norm(w: _Writer, node: fx.Node) -> Found:
 def _rms_norm(w: _Writer, node: fx.Node) -> Found:
     gradient, x, _, _, weight, mask = node.args
     assert isinstance(gradient, fx.Node) and isinstance(x, fx.Node) and isinstance(mask, list | tuple)
-    return _gradients(w, gradient, weight, w.cast(x, w.dtype), mask, centre=False)
+    return _gradients(w, gradient, weight, w.cast(x, torch.float32), mask, centre=False)
 
 
 def _gradients(
@@ -125,7 +114,7 @@ def _row_gradient(
     w: _Writer, gradient: fx.Node, weight: object, normal: fx.Node, scale: fx.Node, centre: bool
 ) -> fx.Node:
     """``dx``, in the dtype of what came in."""
-    scaled = w.cast(gradient, w.dtype)
+    scaled = w.cast(gradient, torch.float32)
     if isinstance(weight, fx.Node):
         scaled = w.mul(scaled, weight)
     along = w.mul(normal, w.mean(w.mul(scaled, normal)))
