@@ -203,17 +203,10 @@ def _attention(node: fx.Node, amount: int, touched: Moved) -> Attention | None:
 
 def _scatter(node: fx.Node, touched: Moved) -> tuple[Kernel, ...]:
     """PyTorch's own additions by an index, an atomic an element; other reductions write where they begin first."""
-    made = results(node)
-    given = max((t for t in operands(node) if t.is_floating_point()), key=size, default=None)
-    if given is None or not made:
+    given = [t for t in operands(node) if t.is_floating_point()]
+    if not given or not results(node):
         return (_kernel((node,), Stream(max(1.0, elements(node))), touched),)
-    added = _given(node, given)
+    added = given[-1]  # not the tensor that it is added to, which comes first
     width = max(1.0, float(hint(added.shape[-1]))) if added.dim() else 1.0
     kinds = OWN_REDUCTIONS if packet(node) is aten.scatter_reduce else ("scatter_add",)
     return tuple(_kernel((node,), Own(kind, size(added) / width, width), touched) for kind in kinds)
-
-
-def _given(node: fx.Node, largest: torch.Tensor) -> torch.Tensor:
-    """What is added: the last floating-point operand, not the tensor that it is added to."""
-    found = [t for t in operands(node) if t.is_floating_point()]
-    return found[-1] if len(found) > 1 else largest
