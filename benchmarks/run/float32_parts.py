@@ -109,7 +109,9 @@ def main() -> None:
         try:
             found["chains"].append(chain(width, layers, rows, device, **options))
         except Exception as failure:
-            found["chains"].append({"width": width, "layers": layers, "failure": f"{type(failure).__name__}: {failure}"})
+            found["chains"].append(
+                {"width": width, "layers": layers, "failure": f"{type(failure).__name__}: {failure}"}
+            )
         print(json.dumps(found["chains"][-1]), flush=True)
         if asked.json:
             asked.json.write_text(json.dumps(found, indent=1) + "\n")

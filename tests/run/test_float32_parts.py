@@ -136,7 +136,9 @@ def test_kernel_on_the_host(width: int, tmp_path: Path):
 
 
 @pytest.mark.nvrtc
-@pytest.mark.skipif(sass.disassembler() is None, reason="cuobjdump is not installed (pip install nvidia-cuda-cuobjdump)")
+@pytest.mark.skipif(
+    sass.disassembler() is None, reason="cuobjdump is not installed (pip install nvidia-cuda-cuobjdump)"
+)
 def test_machine_code():
     """Three layers of 128: what is read once is split once, and nothing spills."""
     region = region_of(chain(), torch.randn(9, 128))

@@ -18,7 +18,9 @@ def expand(ops: tuple[TileOp, ...], features_of: dict[str, int]) -> list[TileOp]
     """
     made = _Expansion(features_of)
     loaded = {op.out.name: op for op in ops if op.kind == "load" and op.out is not None and op.out.features == 1}
-    broadcast = (i for op in ops if op.out is not None and op.out.features > 1 for i in op.ins if op.kind not in JOINING)
+    broadcast = (
+        i for op in ops if op.out is not None and op.out.features > 1 for i in op.ins if op.kind not in JOINING
+    )
     early = [loaded[name] for name in dict.fromkeys(broadcast) if name in loaded]
     for op in early:
         assert op.out is not None
