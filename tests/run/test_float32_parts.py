@@ -118,21 +118,53 @@ def test_products_of_one_tile_share_its_parts():
     assert sum(op.kind == "cast" for op in region.program.stages[0].ops) == 3
 
 
+def on_host(region: Region, given: list[Tensor], folder: Path) -> list[Tensor]:
+    """The kernel's own text: its registers' parts, its sums. ``given``: the region's arguments."""
+    operands = (*region.inputs, *region.parameters)
+    tensors = {o.tensor: apply(given[o.index].detach(), o.steps) for o in operands}
+    return list(run_on_host(vertical(region), tensors, HostRun(folder=folder)).values())
+
+
 @gxx
 @pytest.mark.parametrize("width", [128, 50])
 def test_kernel_on_the_host(width: int, tmp_path: Path):
-    """The kernel's own text: its registers' parts, its sums."""
     module, x = chain(width, 2), torch.randn(130, width)
-    region = region_of(module, x)
     first, second = module.layers
     given = [first.weight, first.bias, x, second.weight, second.bias]  # as the graph has them
-    operands = (*region.inputs, *region.parameters)
-    tensors = {o.tensor: apply(given[o.index].detach(), o.steps) for o in operands}
-    pipeline = vertical(region)
-    (got,) = run_on_host(pipeline, tensors, HostRun(folder=tmp_path)).values()
+    (got,) = on_host(region_of(module, x), given, tmp_path)
     with torch.no_grad():
         eager, exact = module(x), module.double()(x.double())
     assert oracle.error(got, exact) <= 2 * oracle.error(eager, exact)
+
+
+class Filters(nn.Module):
+    """Of SchNet's interactions: layers of one input, two each, by a cutoff."""
+
+    def __init__(self, pairs: int) -> None:
+        super().__init__()
+        self.pairs = nn.ModuleList(nn.Sequential(linear(50, 32), nn.Softplus(), linear(32, 32)) for _ in range(pairs))
+
+    def forward(self, x: Tensor, cutoff: Tensor) -> list[Tensor]:
+        return [pair(x) * cutoff for pair in self.pairs]
+
+
+@gxx
+def test_pairs_of_layers_are_a_loop(tmp_path: Path):
+    """The cutoff is read before them, as no product of theirs would wait for it then."""
+    module, x, cutoff = Filters(3), torch.randn(130, 50), torch.randn(130, 1)
+    (region,) = partition(capture(module, [x, cutoff]).graphs[0]).regions
+    source = emit(vertical(region))
+    assert "for (int l = 0; l < 3; ++l)" in source.text
+    named = {str(n.name): n for n in region.graph.graph.find_nodes(op="placeholder")}
+    values = iter(module.parameters())
+    of_shape = {(130, 50): x, (130, 1): cutoff}
+    given = [of_shape.get(tuple(named[a].meta["val"].shape)) for a in region.arguments]
+    given = [next(values) if g is None else g for g in given]
+    got = on_host(region, given, tmp_path)
+    with torch.no_grad():
+        eager, exact = module(x, cutoff), module.double()(x.double(), cutoff.double())
+    for mine, plain, true in zip(got, eager, exact, strict=True):
+        assert oracle.error(mine, true) <= 2 * oracle.error(plain, true)
 
 
 @pytest.mark.nvrtc

@@ -4,30 +4,32 @@ from __future__ import annotations
 
 from tilestream.ir.pipeline import Tile, TileOp
 
-
 JOINING = ("linear", "cat", "slice")
 """Ops of several elements, to which a column is no other than a tile."""
 
 
-def expand(ops: tuple[TileOp, ...], features_of: dict[str, int]) -> list[TileOp]:
+def expand(ops: tuple[TileOp, ...], features_of: dict[str, int], early: bool = False) -> list[TileOp]:
     """Replace layer_norm, rms_norm, softmax and mean; make every broadcast column a row value.
 
     Row values are the results of reductions, one a row; a column made any other way is summed over
-    its single feature first. Those of loaded columns come before all else: what an epilogue has would wait for them in
-    shared memory.
+    its single feature first.
+
+    Args:
+        early: loaded columns that are broadcast come before all else, so that what an epilogue has need not wait for
+            them in shared memory.
     """
     made = _Expansion(features_of)
     loaded = {op.out.name: op for op in ops if op.kind == "load" and op.out is not None and op.out.features == 1}
     broadcast = (
         i for op in ops if op.out is not None and op.out.features > 1 for i in op.ins if op.kind not in JOINING
     )
-    early = [loaded[name] for name in dict.fromkeys(broadcast) if name in loaded]
-    for op in early:
+    first = [loaded[name] for name in dict.fromkeys(broadcast) if early and name in loaded]
+    for op in first:
         assert op.out is not None
         made.add(op)
         made.row(op.out.name, op.source)
     for op in ops:
-        if op not in early:
+        if op not in first:
             made.add(op)
     return made.out
 

@@ -11,7 +11,7 @@ from math import ceil
 
 from tilestream.ir.pipeline import DTYPE_BYTES, TILE_ROWS, Pipeline, Residency
 from tilestream.ir.tileops import OPS
-from tilestream.kernels.stream.layout import CHUNK, Layout, pages_of
+from tilestream.kernels.stream.layout import CHUNK, Layout, pages_of, turns_of
 from tilestream.kernels.stream.model import Gemm, Phase, Place, Schedule, Step, ceil_to
 
 WARPGROUP = 128  # threads
@@ -130,15 +130,15 @@ def code_apart(schedule: Schedule, layout: Layout) -> float:
 
 
 def _code(schedule: Schedule, layout: Layout) -> list[tuple[float, int]]:
-    """Of each run of equal blocks, or of equal pairs of them: instructions of its code, and the pages that going through
-    it takes."""
+    """Of each run of equal blocks, or of equal pairs of them: instructions of its code, and the pages that going
+    through it takes."""
     blocks = _blocks(schedule)
     shapes = [[_shape(step, schedule) for step in block] for block in blocks]
     found: list[tuple[float, int]] = []
     k = 0
     while k < len(blocks):
         period, end = 1, k + 1
-        for size in (2, 1):
+        for size in turns_of(schedule):
             first, last = shapes[k : k + size], k + size
             while shapes[last : last + size] == first:
                 last += size

@@ -7,6 +7,7 @@ from functools import cached_property
 
 from tilestream.errors import VerifyError
 from tilestream.ir.columns import LoopedLayer, first_column, looped_layers
+from tilestream.ir.float32 import by_parts
 from tilestream.ir.macros import expand
 from tilestream.ir.pipeline import DTYPE_BYTES, Pipeline, Stage, Tile, TileOp
 from tilestream.ir.taps import Tap
@@ -59,7 +60,7 @@ class Walk:
         every = pipeline.tiles()
         self.tiles: dict[str, Tile] = dict(every)
         self.features = {n: t.features for n, t in every.items()}
-        blocked = by_blocks(expand(stage.ops, self.features), stage.loops, every)
+        blocked = by_blocks(expand(stage.ops, self.features, by_parts(pipeline)), stage.loops, every)
         self.ops, self.blocks, self.block_names = blocked.ops, blocked.blocks, blocked.names
         for op in self.ops:
             if op.out is not None:
