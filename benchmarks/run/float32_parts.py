@@ -35,9 +35,10 @@ class Chain(nn.Module):
 
     def __init__(self, width: int, layers: int) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(layers))
-        for layer in self.layers:
+        made = [nn.Linear(width, width) for _ in range(layers)]
+        for layer in made:
             nn.init.kaiming_normal_(layer.weight)
+        self.layers = nn.ModuleList(made)
 
     def forward(self, x: Tensor) -> Tensor:
         h = x

@@ -18,8 +18,8 @@ from tilestream.run.weight_parts import weight_parts
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("fresh")]
 
 
-def chain(width: int, layers: int = 3) -> nn.Module:
-    def forward(m: nn.Module, x: Tensor) -> Tensor:
+def chain(width: int, layers: int = 3) -> Fn:
+    def forward(m: Fn, x: Tensor) -> Tensor:
         h = x
         for layer in m.layers:
             h = functional.silu(layer(h))

@@ -37,8 +37,8 @@ def _fresh():
     torch.manual_seed(0)
 
 
-def chain(width: int = 128, layers: int = 3) -> nn.Module:
-    def forward(m: nn.Module, x: Tensor) -> Tensor:
+def chain(width: int = 128, layers: int = 3) -> Fn:
+    def forward(m: Fn, x: Tensor) -> Tensor:
         h = x
         for layer in m.layers:
             h = functional.silu(layer(h))
