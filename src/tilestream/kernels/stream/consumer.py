@@ -15,6 +15,7 @@ from tilestream.kernels.stream.layout import Layout, boxes_of
 from tilestream.kernels.stream.model import Gemm, Place, Schedule, Segment, Step, ceil_to
 from tilestream.kernels.stream.names import Names
 from tilestream.kernels.stream.operand_copy import operand_copy
+from tilestream.kernels.stream.own_rows import OwnRows
 from tilestream.kernels.stream.tables import Tables
 
 MOST_PAGES, MOST_CHUNKS = 12, 4
@@ -43,6 +44,7 @@ class ConsumerEmitter(Names):
         self.reduces = 0
         self.last_use = self._last_queue_uses()
         self.operands = {seg.tile for step in schedule.steps if step.gemm for seg in step.gemm.segments}
+        self.own_rows = OwnRows(self)
 
     # -- the whole body
 
@@ -72,7 +74,7 @@ class ConsumerEmitter(Names):
     def declarations(self) -> str:
         lines = [f"Packed<{f // 8}> r{k};" for k, f in enumerate(self.s.slot_features)]
         rows = sorted(t for t, p in self.s.places.items() if p is Place.ROW)
-        lines += [f"RowVector {self.row(t)};" for t in rows]
+        lines += [f"RowVector {self.row(t)};" for t in rows] + self.own_rows.declarations()
         return "\n".join("  " + line for line in lines)
 
     # -- queues
@@ -115,6 +117,8 @@ class ConsumerEmitter(Names):
             last = self.s.steps[loop.sums]
             lines = [*self._mark("PRODUCT"), *column_loop(self, loop, self.operands), *self._epilogues(last)]
             return "\n".join("    " + line for line in block("", lines))
+        if step.own_rows is not None:
+            return "\n".join("    " + line for line in self.own_rows.text(step))
         if step.copied:
             lines = [*operand_copy(self, step), *self._credits(step.index, 0)]
             return "\n".join("    " + line for line in block("", lines))

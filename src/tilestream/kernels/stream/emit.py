@@ -22,6 +22,7 @@ from tilestream.kernels.stream.places import splits_for
 from tilestream.kernels.stream.tables import (
     GATHERED,
     ODD_ROWS,
+    OWN,
     TAPPED,
     TAPPED_IN_BULK,
     StageTables,
@@ -125,6 +126,7 @@ def emit(pipeline: Pipeline, annotate: bool = False, stamped: bool = False) -> K
         threads=THREADS,
         step=max(s.tiles_per_step for s in pipeline.stages) * max(s.group for s in pipeline.stages),
         group=max(s.group for s in pipeline.stages),
+        own_rows=any(op[0] == OWN for op in tables.load_ops),
         counters=counters,
         params=params,
     )
@@ -144,6 +146,7 @@ def _traits(tables: Tables, at: StageTables, schedule: Schedule) -> tuple[tuple[
     values = {
         "BOXED": "true" if schedule.loops or boxed else "",
         "GATHERS": "true" if GATHERED in told else "",
+        "OWN_ROWS": "true" if OWN in told else "",
         "QUEUED": "true" if tables.queues and loads and min(told) >= 0 else "",
         "TAPS": " | ".join(name for index, name in ways if index in told),
         "MIXED": "true" if any(op[-1] in ODD_ROWS.values() for op in loads) else "",

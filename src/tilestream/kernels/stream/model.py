@@ -153,6 +153,12 @@ class Step:
         nodes = [n for p in self.phases for n in p.nodes] if self.gemm is None else []
         return nodes[0].ins if nodes and nodes[0].kind == "copy" else ()
 
+    @property
+    def own_rows(self) -> TileOp | None:
+        """The load through an index that the step is, whose rows the lanes load that compute with them."""
+        nodes = [n for p in self.phases for n in p.nodes] if self.gemm is None else []
+        return nodes[0] if nodes and nodes[0].kind == "load" else None
+
     def held_before(self, phase: Phase) -> str:
         """The fragment's value as a phase begins."""
         return next((p.keep for p in reversed(self.phases[: self.phases.index(phase)]) if p.keep), self.held)

@@ -88,7 +88,8 @@ def stage_cost(stage: Stage, pipeline: Pipeline, device: Device, loading: int | 
     takes = takes_of(schedule, pipeline, before, passes, device, loading)
     inputs_s, first_s = waits(takes, layout.in_slots, device)
     pages_s = sum(sm.page_wait_s(s, layout, stage.in_flight) for s in steps) if streamed else 0.0
-    waited = (Amount("inputs", inputs_s), Amount("pages", pages_s), Amount("turns", sum(turns)))
+    rows_s = device.again_s * any(s.own_rows is not None for s in schedule.steps)  # one behind another, side by side
+    waited = (Amount("inputs", inputs_s + rows_s), Amount("pages", pages_s), Amount("turns", sum(turns)))
     parts = (
         products,
         Amount("epilogues", sum(sum(each) for each in passes)),

@@ -12,7 +12,7 @@ from tilestream.ir.pipeline import DTYPE_BYTES, Pipeline, Stage, Tile, TileOp
 from tilestream.ir.taps import Tap
 from tilestream.kernels.parts.taps import check_tap
 from tilestream.kernels.stream.blocks import START, by_blocks
-from tilestream.kernels.stream.legal import check_blocks, check_group, check_layers, operand_dtype
+from tilestream.kernels.stream.legal import check_blocks, check_group, check_layers, check_own, operand_dtype
 from tilestream.kernels.stream.model import ACC_LIMIT, ColumnLoop, Sink, Stream, columns_of
 
 MOST_PACKED = 512
@@ -48,6 +48,7 @@ class Walk:
         maxima: maxima over rows, which can only be stored.
         shared: tiles that must be in shared memory, since views or copies read them there.
         copies: of a tile, by its name and the dtype of the copy, or ``packed`` for registers that products read.
+        own: tiles whose rows lanes load themselves, as registers that products read.
 
     Raises:
         VerifyError: no kernel runs the stage as it is placed, with the user's line where one is to blame.
@@ -81,6 +82,7 @@ class Walk:
         self.maxima: dict[str, TileOp] = {}
         self.shared: set[str] = set()
         self.copies: dict[tuple[str, str], str] = {}
+        self.own: set[str] = set()
 
     # -- what tiles are
 
@@ -115,7 +117,7 @@ class Walk:
         """First step whose epilogue may read the tile; -1 for what needs no step."""
         if name in self.views:
             return self.usable_from(self.views[name][0]) + (0 if self.views[name][0] in self.cats else 1)
-        if name in self.cats:
+        if name in self.cats or name in self.own:
             return self.step_of[name] + 1
         return self.step_of.get(name, -1)
 
@@ -156,7 +158,7 @@ class Walk:
 
     def _made(self, name: str, op: TileOp) -> str:
         """The tile as some step has it whole: its copy, where none makes it as it stands."""
-        others = (self.streams, self.rows, self.views, self.cats, self.floating)
+        others = (self.streams, self.rows, self.views, self.cats, self.floating, self.own)
         return self.as_tile(name, op) if any(name in group for group in others) else name
 
     def made_by(self, part: str) -> int:
@@ -178,8 +180,8 @@ class Walk:
 
     @property
     def packed(self) -> frozenset[str]:
-        """Operands that every block of a product reads."""
-        return frozenset(name for (_, how), name in self.copies.items() if how == "packed")
+        """Operands that can be in registers alone: what every block of a product reads, rows that lanes load."""
+        return frozenset(name for (_, how), name in self.copies.items() if how == "packed") | self.own
 
     @cached_property
     def loops(self) -> tuple[ColumnLoop, ...]:
@@ -223,6 +225,13 @@ class Walk:
         dtype, tap = self.pipeline.tensor(op.params[0]).dtype, Tap.of(op)
         if tap is not None:
             check_tap(op, tap, self.pipeline)
+        if op.attr("own"):
+            check_own(op, self.stage, dtype, self.dtype)
+            self.own.add(op.out.name)
+            self.step_of[op.out.name] = len(self.drafts)
+            self.drafts.append(Draft(op.out.features, nodes=[op]))
+            self.drafts[-1].sinks.append(Sink(op.out.name, "registers", op.out.name))
+            return
         self.streams[op.out.name] = Stream(
             op.out.name, op.out.features, dtype, tensor=op.params[0], index=op.index, tap=tap
         )
@@ -235,6 +244,8 @@ class Walk:
         """A slice of a stream is a stream of fewer columns; one of a tile is a view of it in shared memory."""
         assert op.out is not None
         name, start, base = op.out.name, int(op.attr("start", 0) or 0), op.ins[0]
+        if base in self.own:
+            base = self.as_tile(base, op)
         if (
             base in self.streams
             and (self.streams[base].start + start) * DTYPE_BYTES[self.streams[base].dtype] % 16
