@@ -14,15 +14,16 @@ from tilestream.graph.gradients import GradientSite
 from tilestream.graph.moved import moved, text
 from tilestream.graph.nodes import computes, is_ours, name
 from tilestream.graph.provenance import source
-from tilestream.graph.ragged import ragged_regions
+from tilestream.graph.ragged import edge_networks, ragged_regions
 from tilestream.graph.region import Region
 from tilestream.graph.rewrites.settings import APART, Settings
 from tilestream.graph.rewrites.table import When, rewrite
-from tilestream.graph.selection import Exclusion, Partition, partition
+from tilestream.graph.selection import Cut, Exclusion, Partition, partition
 from tilestream.graph.tails import LIBRARY, Tail
 from tilestream.kernels.product.block import MOST_ROWS
 from tilestream.kernels.product.finder import is_projection
 from tilestream.options import Options
+from tilestream.plan.edge_networks import pays, with_networks
 from tilestream.plan.gradient_launches import apart, gradient_sites, least_rows
 from tilestream.plan.messages import sorted_sums
 
@@ -54,7 +55,10 @@ class Found(Partition):
     def with_tails(self, later: Mapping[str, Tail]) -> Found:
         """The same where regions start later: tails, by the names of their regions, in the places of these."""
         shorter = [later[c.region.name].within(self.graph.graph) if c.region.name in later else None for c in self.cuts]
-        cuts = tuple(tail or cut for tail, cut in zip(shorter, self.cuts, strict=True))
+        return self.with_cuts(tuple(tail or cut for tail, cut in zip(shorter, self.cuts, strict=True)))
+
+    def with_cuts(self, cuts: tuple[Cut, ...]) -> Found:
+        """The same with other regions."""
         known = dict(zip(self.outside, self.exclusions, strict=True))
         made = replace(self, cuts=cuts)
         outside = [known.get(n) or Exclusion(name(n), source(n), LIBRARY) for n in made.outside]
@@ -96,7 +100,9 @@ def find(
         projections=options.projections and kind == "inference",
     )
     exclusions = tuple(e for e in part.exclusions if e.reason != RAGGED)
-    return Found((*part.cuts, *ragged), exclusions, part.operators, graph, kind, tuple(sites))
+    found = Found((*part.cuts, *ragged), exclusions, part.operators, graph, kind, tuple(sites))
+    joined = [each for each in edge_networks(graph, part.cuts, ragged) if pays(each, options, device)]
+    return found.with_cuts(with_networks(found.cuts, joined)) if joined else found
 
 
 def kept_out(graph: fx.Graph) -> dict[str, str]:

@@ -31,6 +31,7 @@ SINKS = {
     "staged": 1.5,
     "direct": 4.0,
     "maxima": 1.7,
+    "nodes": 4.0,
 }  # round, pack; store; address and test the row
 COPIED = 0.5  # of an element of a packed operand: a load of two
 OWN = 1.5  # of an element that lanes load through an index: two by one load, whose eight rows the L1 takes one by one
@@ -213,6 +214,7 @@ def _passes(step: Step, schedule: Schedule, elements: int, guarded: bool) -> Ite
             each = COPIED if step.copied else OWN
         special = sum(OPS[n.kind].transcendental for n in phase.nodes)
         barriers = len(phase.reduces) + any(s.kind == "shared" for s in phase.sinks)
+        barriers += 2 * schedule.turns(step) * any(s.kind == "nodes" for s in phase.sinks)
         turns = schedule.turns(step) if schedule.looped(step, phase) else 1
         yield EpilogueCounts(each * elements, special * elements, barriers, turns)
         bias = 0.0

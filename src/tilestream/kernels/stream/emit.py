@@ -18,6 +18,7 @@ from tilestream.kernels.stream.column_loop import halves_of
 from tilestream.kernels.stream.consumer import ConsumerEmitter
 from tilestream.kernels.stream.layout import SHARED_LIMIT, Layout, lay_out
 from tilestream.kernels.stream.model import Schedule, ceil_to
+from tilestream.kernels.stream.node_sums import joins
 from tilestream.kernels.stream.places import splits_for
 from tilestream.kernels.stream.tables import (
     GATHERED,
@@ -62,8 +63,8 @@ class StageKind:
     text: str = field(compare=False)
 
 
-def argument(tables: Tables, stamped: bool) -> Struct:
-    """``Params`` of a kernel with these tables."""
+def argument(tables: Tables, stamped: bool, sums: bool = False) -> Struct:
+    """``Params`` of a kernel with these tables; ``sums``: that is launched again for nodes whose rows cross tiles."""
     count = max(len(tables.pointers), 1)
     stamps = (Field("int", "stamp_capacity"), *pointers("stamps", type="char*"))
     each = (
@@ -75,6 +76,7 @@ def argument(tables: Tables, stamped: bool) -> Struct:
         *pointers("dump", type="Dump*"),
         Field("u64", "limit_ns"),
         Field("int", "rows"),
+        *((Field("int", "phase"),) if sums else ()),
         *(stamps if stamped else ()),
     )
     return Struct("Params", each)
@@ -115,7 +117,8 @@ def emit(pipeline: Pipeline, annotate: bool = False, stamped: bool = False) -> K
         tables.stages.append(StageUse(stage.name, kinds.index(kind), stage.replicas, at))
         products |= _products(schedule, layout)
     counters = place_counters(shared) if stamped else None
-    params = argument(tables, stamped)
+    sums = joins(pipeline, tables)
+    params = argument(tables, stamped, bool(sums))
     text = rendered(
         "kernel.cu.j2",
         pipeline,
@@ -126,6 +129,7 @@ def emit(pipeline: Pipeline, annotate: bool = False, stamped: bool = False) -> K
         threads=THREADS,
         step=max(s.tiles_per_step for s in pipeline.stages) * max(s.group for s in pipeline.stages),
         group=max(s.group for s in pipeline.stages),
+        sums=sums,
         own_rows=any(op[0] == OWN for op in tables.load_ops),
         counters=counters,
         params=params,

@@ -93,7 +93,7 @@ def check_blocks(s: Stage, pipeline: Pipeline, dtype: str, blocks: Collection[st
 
 
 def check_own(op: TileOp, stage: Stage, dtype: str, operands: str) -> None:
-    """Raise ``VerifyError`` unless lanes can load the rows of ``op``, of ``dtype``, as registers of products' operands."""
+    """Raise ``VerifyError`` unless lanes can load the rows of ``op``, of ``dtype``, as operands of products."""
     if not op.index or stage.placement.dim != 0 or dtype != operands or dtype == "f32":
         raise VerifyError(
             f"load at {op.source or stage.name} lets lanes load rows of {dtype}"

@@ -109,7 +109,7 @@ class Sink:
     """Where a step puts a value: a later step (registers, shared), or away (tensor or queue)."""
 
     tile: str
-    kind: str  # registers | shared | parked | staged | direct | maxima
+    kind: str  # registers | shared | parked | staged | direct | maxima | nodes
     target: str = ""  # buffer, output tensor, or "" for the tile's queue
     column: int = 0  # first column in the target
     dtype: str = ""  # of an output or a queue

@@ -380,6 +380,9 @@ class Walk:
             column = first_column(op)
             for part in parts:
                 source = self._made(part, op)
+                if op.receivers:
+                    self._to_nodes(source, parts, op)
+                    continue
                 whole = tile in self.blocks and all(self.features[p] % 64 == 0 for p in parts[:-1])
                 kind = "staged" if self._can_stage(target, 1 if whole else len(parts)) else "direct"
                 dtype = self.pipeline.tensor(target).dtype if target else self.tiles[tile].dtype
@@ -402,6 +405,15 @@ class Walk:
                 )
             self.drafts[self.step_of[part]].sinks.append(Sink(part, "maxima", target, column, op.out.dtype))
             column += self.features[part]
+
+    def _to_nodes(self, source: str, parts: list[str], op: TileOp) -> None:
+        """Rows are summed to nodes by the epilogue that makes them."""
+        if len(parts) > 1:
+            raise VerifyError(
+                f"{op.kind} at {op.source or op.params[0]} sums a concatenation to nodes", "sum each part"
+            )
+        out = self.pipeline.tensor(op.params[0])
+        self.drafts[self.step_of[source]].sinks.append(Sink(source, "nodes", out.name, 0, out.dtype))
 
     def _can_stage(self, target: str, parts: int) -> bool:
         """Bulk stores need rows of a multiple of 16 bytes."""
