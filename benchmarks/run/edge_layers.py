@@ -54,10 +54,10 @@ def arms(layer: tuple[int, int, int], given: dict[str, Tensor], how: str) -> dic
     order = torch.arange(edges, device=device, dtype=torch.int32)
     _, starts, busy = device_ops.segments(given["receivers"].long(), len(given["v"]))
 
-    def candidates(combine: tuple[str, ...]) -> dict[str, Any]:
+    def candidates(combine: tuple[str, ...], *names: str) -> dict[str, Any]:
         program = edge_conv(*layer, combine)
         found = {c.name: c.pipeline for c in proposals(program, edges, get("h200"), Options()) if c.pipeline}
-        return {name: cuda.build(found[name], device) for name in ("vertical", DIRECT, STREAMED) if name in found}
+        return {name: cuda.build(found[name], device) for name in names}
 
     def apart(kernel: Any, tensors: dict[str, Tensor]) -> Callable[[], Tensor]:
         def run() -> Tensor:
@@ -80,9 +80,9 @@ def arms(layer: tuple[int, int, int], given: dict[str, Tensor], how: str) -> dic
         return poisoned
 
     alone = {name: x for name, x in given.items() if name != "starts"}
-    for name, kernel in candidates(()).items():
+    for name, kernel in candidates((), "vertical", DIRECT).items():
         made[f"{name}, then segments"] = apart(kernel, alone)
-    for name, kernel in candidates((how,)).items():
+    for name, kernel in candidates((how,), DIRECT, STREAMED).items():
         made[f"{name}, fused"] = fused(kernel)
     return made
 

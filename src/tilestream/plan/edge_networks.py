@@ -8,6 +8,7 @@ from tilestream.devices import Device
 from tilestream.graph.ragged.edge_networks import Joined
 from tilestream.graph.region import Region
 from tilestream.graph.selection import Cut
+from tilestream.ir.pipeline import DTYPE_BYTES, Role
 from tilestream.options import Options
 from tilestream.plan import planner, ragged, scatter_cost
 from tilestream.plan.candidates import FALLBACK, Candidate
@@ -46,4 +47,6 @@ def _sums_us(joined: Joined, options: Options, device: Device) -> float:
     if joined.around:
         plans = [ragged.plan(cut.region, device, options) for cut in joined.around]
         return sum(p.chosen.predicted_us or 0.0 for p in plans)
-    return 0.0
+    program, rows = joined.network.region.program, joined.network.region.rows
+    (edge,) = {t.features * DTYPE_BYTES[t.dtype] for t in program.by_role(Role.OUTPUT)}
+    return len(joined.cut.outputs) * (scatter_cost.SUM_US + rows * edge / scatter_cost.SUM_BYTES_PER_US)
