@@ -1,4 +1,4 @@
-"""Whether a network of edges takes in the sums of what it makes, by predictions; whoever measures times it as a region."""
+"""Whether a network of edges takes in the sums of what it makes, by predictions; a GPU times it as any region."""
 
 from __future__ import annotations
 

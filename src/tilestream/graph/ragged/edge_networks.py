@@ -79,7 +79,7 @@ def _reductions(cut: Cut, lists: Mapping[fx.Node, Edges]) -> tuple[list[fx.Node]
     stores = [op for op in cut.region.program.stages[0].ops if op.kind == "store"]
     if len(cut.outputs) > 1 or len(stores) > 1 or fake is None or fake.dim() != 2:
         return [], []
-    if not all(map(_is_seed, seeds)) or len({seed.args[2] for seed in seeds}) != 1:
+    if not seeds or not all(_is_seed(seed) and seed.args[2] is seeds[0].args[2] for seed in seeds):
         return [], []
     edges = lists.get(_node(seeds[0].args[2]))
     fits = edges is not None and expression(fake.shape[0]) == edges.edges
@@ -145,9 +145,10 @@ class _Network:
         rows = hint(edges.order.meta["val"].shape[0])
         region = region_of(self.owner, name, nodes, made, program, self, rows, beside)
         at = {name: n for n, name in enumerate(region.arguments)}
-        lists = [at[n.name] for n in (edges.order, edges.starts, edges.busy, self.index)]
+        order, starts, busy, index = (at[n.name] for n in (edges.order, edges.starts, edges.busy, self.index))
         sources = tuple((at[raw.name], at[ordered.name], count) for raw, ordered, count in self.sources)
-        return Cut(replace(region, edges=EdgeArguments(*lists, sources)), nodes, tuple(results))
+        lists = EdgeArguments(order, starts, busy, index, sources)
+        return Cut(replace(region, edges=lists), nodes, tuple(results))
 
     def _bind(self) -> str:
         """Bind all that the program reads; the name of the receivers."""

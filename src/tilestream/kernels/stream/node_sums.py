@@ -47,13 +47,13 @@ class NodeSums:
 
     def __init__(self, names: Names) -> None:
         self.names, self.sums = names, sums_of(names.s.stage)
-        self.lists = self.sums[0].params[1:] if self.sums else ()
+        _, self.receivers, self.starts = self.sums[0].params if self.sums else ("", "", "")
 
     def _pointer(self, kind: str, name: str) -> str:
         return f"p.pointers[{self.names.tables.pointer(kind, name)}]"
 
     def _next(self, tile: str) -> str:
-        return f"find_next_runs(runs, p, {self._pointer(RECEIVERS, self.lists[0])}, {tile});"
+        return f"find_next_runs(runs, p, {self._pointer(RECEIVERS, self.receivers)}, {tile});"
 
     def declarations(self) -> list[str]:
         return ["Runs runs;", self._next("Units<S::TILES>(p.rows, w).tile(g)")] if self.sums else []
@@ -62,7 +62,7 @@ class NodeSums:
         """As a tile begins: what is asked for now is here when its rows are made."""
         if not self.sums:
             return []
-        starts = self._pointer(STARTS, self.lists[1])
+        starts = self._pointer(STARTS, self.starts)
         return [f"find_runs(runs, {starts}, tile);", self._next("tile + u.stride * S::TILES")]
 
     @property
