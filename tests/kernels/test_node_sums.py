@@ -83,6 +83,27 @@ def test_the_grid_decides_no_bit() -> None:
     assert torch.equal(*made)
 
 
+HUBS = {
+    "one hub": [4, 2500, 3],
+    "in the middle of a stretch": [1000, 2600, 2, 9],
+    "two, side by side": [2300, 2400],
+    "just none": [1, 64 * 32 + 1, 70],
+    "all": [4500],
+}
+
+
+@on_host
+@pytest.mark.parametrize("name", HUBS)
+def test_hubs(name: str) -> None:
+    """Nodes of more than 32 tiles are added up by stretches of them."""
+    pipeline = staged(edge_conv(8, 16, 40, ("sum", "max")), replicas=3)
+    given = tensors(pipeline, degrees(HUBS[name]))
+    got, exact = run_on_host(pipeline, given), by_torch(given, torch.float64)
+    for how in ("sum", "max"):
+        want = at_nodes(exact, given, how)
+        assert float((got[how].double() - want).norm() / want.norm()) < 4e-3
+
+
 @on_host
 def test_no_edges_are_zeros() -> None:
     pipeline = staged(edge_conv(16, 32, 64, HOWS))
@@ -102,12 +123,33 @@ WRONG = {
     "a node that goes on is a result": Mutation("node_sums.cuh", "begin >= 0 && past <= ROWS", "begin >= 0"),
     "one that began before is one": Mutation("node_sums.cuh", "begin >= 0 && past <= ROWS", "past <= ROWS"),
     "both ends of a tile share a place": Mutation("node_sums.cuh", "(2 * tile - (before ? 1 : 0))", "(2 * tile)"),
-    "the first tile is left out": Mutation("node_sums.cuh", "if (begin < end) x =", "if (false) x ="),
-    "nobody joins": Mutation("node_sums.cuh", "if (begin < end && first == last) continue;", "continue;"),
-    "a warp takes what another begins": Mutation(
-        "node_sums.cuh", "word(0, first) == word(0, first - 1)) row", "false) row"
+    "the first tile is left out": Mutation(
+        "node_sums.cuh",
+        "over_tiles<How, FEATURES>(carry[span.at<FEATURES>(span.first) + col]",
+        "over_tiles<How, FEATURES>(x",
     ),
+    "nobody joins": Mutation(
+        "node_sums.cuh", "span.hub() != (phase == 2) : phase == 2) continue;", "true : true) continue;"
+    ),
+    "a warp takes what another begins": Mutation("node_sums.cuh", "(int)run[1] < first) row", "false) row"),
 }
+
+
+WRONG_HUBS = {
+    "stretches are not added up": Mutation("node_sums.cuh", "if (phase == 2) return;", "return;"),
+    "one that begins in a stretch is left out": Mutation("node_sums.cuh", "there != here && other.hub()", "false"),
+    "one that goes on is left out": Mutation("node_sums.cuh", "if (one.hub()) join", "if (false) join"),
+}
+
+
+@on_host
+@pytest.mark.parametrize("what", WRONG_HUBS)
+def test_what_would_be_wrong_of_hubs_is_seen(what: str, tmp_path: Path) -> None:
+    pipeline = staged(edge_conv(8, 16, 40, ("sum",)))
+    given = tensors(pipeline, degrees(HUBS["in the middle of a stretch"]))
+    got = run_on_host(pipeline, given, HostRun(folder=tmp_path, mutations=(WRONG_HUBS[what],)))["sum"]
+    want = at_nodes(by_torch(given, torch.float64), given, "sum")
+    assert not float((got.double().nan_to_num(1e9) - want).norm() / want.norm()) < 4e-2
 
 
 @on_host

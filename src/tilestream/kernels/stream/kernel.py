@@ -23,7 +23,7 @@ from tilestream.kernels.stream.build import build
 from tilestream.kernels.stream.cost import cost
 from tilestream.kernels.stream.emit import THREADS, emit
 from tilestream.kernels.stream.layout import lay_out
-from tilestream.kernels.stream.node_sums import carry, sums_of
+from tilestream.kernels.stream.node_sums import HUB, carry, sums_of
 from tilestream.kernels.stream.tables import INDEX, TABLE, PackSpec, Tables
 
 INDEX_OUTSIDE = 2  # roles.cuh: in the place of waits_for_free, where an index names no row
@@ -84,9 +84,9 @@ class RowStream(Kernel):
         return tuple(carry(op, self.launch) for op in self.sums)
 
     def parts(self, rows: int) -> list[Part]:
-        """All rows; then nodes whose rows cross tiles, which waits for all of those."""
-        first = [Part(0, rows, rows)] if rows or not self.sums else []
-        return [*first, Part(0, rows, rows, 1)] if self.sums else first
+        """All rows; then nodes whose rows cross tiles, which wait for all of those; then those of very many tiles."""
+        phases = range(0 if rows else 1, 2 + (rows > HUB * TILE_ROWS)) if self.sums else (0,)
+        return [Part(0, rows, rows, phase) for phase in phases]
 
     def grid(self, rows: int, sms: int) -> int:
         """Of several stages all that were planned; of one no more than there are steps of tiles, and a multiple of its

@@ -12,7 +12,8 @@ CHUNK = 8192  # 64 rows x 128 bytes
 OPERAND_SLOTS = 2  # at least, of the input ring, where a tile's operand comes chunk by chunk, each through a slot
 BESIDE_TAPS = 6  # pages of weights, at least, before the ring of pixels grows
 PARKED_BYTES = 128  # of a column of a parked tile: 64 rows of 16 bits
-SUMS_BYTES = 2 * CHUNK + 1024  # of a warpgroup that sums rows to nodes: 64 columns in fp32, and whose the rows are
+SUM_VALUES = 64 * 288  # node_sums.cuh: of a warpgroup, 64 columns in fp32,
+SUMS_BYTES = SUM_VALUES + 1024  # and whose the rows are
 SHARED_LIMIT = 232448  # 227 KiB, what a Hopper CTA can have
 
 

@@ -7,13 +7,15 @@ from math import ceil
 from tilestream.errors import VerifyError
 from tilestream.ir.axes import ROWS, Axis
 from tilestream.ir.pipeline import TILE_ROWS, Pipeline, Role, Stage, Tensor, TileOp
-from tilestream.kernels.stream.layout import CHUNK, SUMS_BYTES
+from tilestream.kernels.stream.layout import CHUNK, SUM_VALUES, SUMS_BYTES
 from tilestream.kernels.stream.model import Schedule, Sink
 from tilestream.kernels.stream.names import Names
 from tilestream.kernels.stream.tables import Tables
 
 RECEIVERS, STARTS, CARRY = "receivers", "starts", "carry"
 """Kinds of pointers; that of starts comes with how many nodes there are."""
+HUB = 32
+"""Tiles of a node that one warp adds up; more take a launch behind the one that joins others (node_sums.cuh)."""
 HOW = {"sum": "Added", "max": "Largest", "min": "Smallest"}
 
 
@@ -71,7 +73,7 @@ class NodeSums:
 
     @property
     def _runs(self) -> str:
-        return f"{self._values} + {2 * CHUNK}u"
+        return f"{self._values} + {SUM_VALUES}u"
 
     def before(self) -> str:
         """Before the turns of a pass: all warps are done with the tile before, whose last barrier it was."""
@@ -79,7 +81,7 @@ class NodeSums:
 
     def put(self, block: str, a: str, b: str) -> str:
         """A pair of the tile's columns."""
-        return f"Io<f32>::store(pair_addr<f32>({self._values}, t, {block}, j), {a}, {b});"
+        return f"sts64(sum_addr({self._values}, t, {block}, j), {a}, {b});"
 
     def after(self, sinks: list[Sink], column: str) -> list[str]:
         """Behind a turn's pairs."""
@@ -97,17 +99,14 @@ class NodeSums:
 
 
 def joins(pipeline: Pipeline, tables: Tables) -> list[str]:
-    """Of the second launch."""
+    """Of the launches behind the first one."""
     lines = []
     for op in (op for stage in pipeline.stages for op in sums_of(stage)):
-        out = pipeline.tensor(op.params[0])
-        at = [
-            tables.pointer(*of) for of in (("output", out.name), (CARRY, f"{out.name}.{CARRY}"), (STARTS, op.params[2]))
-        ]
-        pointers = ", ".join(
-            f"({kind})p.pointers[{k}]" for kind, k in zip(("void*", "const float*", "const int*"), at, strict=True)
-        )
-        lines.append(
-            f"join_nodes<{HOW[op.combine]}, {out.dtype}, {out.features}>({pointers}, (int)p.strides[{at[2]}]);"
-        )
+        out, (_, receivers, starts) = pipeline.tensor(op.params[0]), op.params
+        kinds = {"void*": ("output", out.name), "float*": (CARRY, f"{out.name}.{CARRY}")}
+        given = [f"({kind})p.pointers[{tables.pointer(*of)}]" for kind, of in kinds.items()]
+        lists = [tables.pointer(RECEIVERS, receivers), tables.pointer(STARTS, starts)]
+        given += [f"(const int*)p.pointers[{k}]" for k in lists]
+        types = f"{HOW[op.combine]}, {out.dtype}, {out.features}"
+        lines.append(f"join_nodes<{types}>({', '.join(given)}, (int)p.strides[{lists[1]}], p.rows, p.phase);")
     return lines
