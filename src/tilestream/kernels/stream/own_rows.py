@@ -26,7 +26,7 @@ class OwnRows:
         lines = []
         for op in {self._rows(op): op for op in self.loads}.values():
             first = "Units<S::TILES>(p.rows, w).tile(g)"
-            lines += [f"OwnRows {self._rows(op)};", self._read(op, first)]
+            lines += [f"OwnRows {self._rows(op)};", self._find("find_first_rows", op, first)]
         return lines
 
     def text(self, step: Step) -> list[str]:
@@ -39,11 +39,11 @@ class OwnRows:
             lines.append(f"zero_blocks<{blocks}, {blocks + 1}>({slot});")
         later = self.loads[self.loads.index(op) + 1 :]
         if all(self._rows(other) != self._rows(op) for other in later):
-            lines.append(self._read(op, NEXT))
+            lines.append(self._find("find_own_rows", op, NEXT))
         return lines
 
-    def _read(self, op: TileOp, tile: str) -> str:
-        return f"find_own_rows({self._rows(op)}, p, {self._entry(op)}, {tile});"
+    def _find(self, what: str, op: TileOp, tile: str) -> str:
+        return f"{what}({self._rows(op)}, p, {self._entry(op)}, {tile});"
 
     def _entry(self, op: TileOp) -> str:
         return f"LoadOp{{{', '.join(map(str, own_entry(self.names.tables, op, self.names.pipeline)))}}}"

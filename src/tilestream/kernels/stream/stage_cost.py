@@ -143,7 +143,7 @@ def taken_s(stage: Stage, pipeline: Pipeline, device: Device) -> list[float]:
 
 
 def joining_nodes_s(stage: Stage, device: Device) -> float:
-    """Seconds of the second launch, for nodes whose rows cross tiles: it reads where they start, then what tiles left."""
+    """Seconds of the launch for nodes whose rows cross tiles: it reads where they start, then what tiles left."""
     if not any(op.receivers for op in stage.ops):
         return 0.0
     return device.launch_s + device.ramp_s + 2 * device.load_s
