@@ -41,7 +41,7 @@ class EdgeConv(nn.Module):
         own, other = x[edges[1]], x[edges[0]]
         rows = self.net(torch.cat([own, other - own, *([] if e is None else [e])], -1))
         places = edges[1][:, None].expand_as(rows)
-        own_too = self.how in ("sum", "mean")
+        own_too = self.how == "sum"
         made = rows.new_zeros(len(x), 24).scatter_reduce(0, places, rows, self.how, include_self=own_too)
         return made.relu() if self.relu else made
 

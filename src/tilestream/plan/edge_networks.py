@@ -8,6 +8,7 @@ from tilestream.devices import Device
 from tilestream.graph.ragged.edge_networks import Joined
 from tilestream.graph.region import Region
 from tilestream.graph.selection import Cut
+from tilestream.graph.sizes import hint
 from tilestream.ir.pipeline import DTYPE_BYTES, Role
 from tilestream.options import Options
 from tilestream.plan import planner, ragged, scatter_cost
@@ -24,7 +25,7 @@ def pays(joined: Joined, options: Options, device: Device) -> bool:
     together = _best(whole)
     if together is None or apart is None:
         return together is not None
-    return together < apart + _sums_us(joined, options, device)
+    return together + _left_us(joined, device) < apart + _sums_us(joined, options, device)
 
 
 def with_networks(cuts: Sequence[Cut], joined: Sequence[Joined]) -> tuple[Cut, ...]:
@@ -40,6 +41,14 @@ def _candidates(region: Region, options: Options, device: Device) -> Sequence[Ca
 
 def _best(candidates: Sequence[Candidate]) -> float | None:
     return min((c.predicted_us for c in candidates if c.predicted_us is not None), default=None)
+
+
+def _left_us(joined: Joined, device: Device) -> float:
+    """Of a kernel for what is left at nodes: it reads the sums and something beside them, and writes as much."""
+    if not joined.left:
+        return 0.0
+    moved = 3 * sum(out.meta["val"].element_size() * hint(out.meta["val"].numel()) for out in joined.cut.outputs)
+    return 1e6 * (device.launch_s + device.ramp_s + moved / device.dram_bytes_per_s)
 
 
 def _sums_us(joined: Joined, options: Options, device: Device) -> float:

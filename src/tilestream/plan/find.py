@@ -18,7 +18,7 @@ from tilestream.graph.ragged import edge_networks, ragged_regions
 from tilestream.graph.region import Region
 from tilestream.graph.rewrites.settings import APART, Settings
 from tilestream.graph.rewrites.table import When, rewrite
-from tilestream.graph.selection import Cut, Exclusion, Partition, partition
+from tilestream.graph.selection import POINTWISE, Cut, Exclusion, Partition, partition
 from tilestream.graph.tails import LIBRARY, Tail
 from tilestream.kernels.product.block import MOST_ROWS
 from tilestream.kernels.product.finder import is_projection
@@ -57,11 +57,11 @@ class Found(Partition):
         shorter = [later[c.region.name].within(self.graph.graph) if c.region.name in later else None for c in self.cuts]
         return self.with_cuts(tuple(tail or cut for tail, cut in zip(shorter, self.cuts, strict=True)))
 
-    def with_cuts(self, cuts: tuple[Cut, ...]) -> Found:
-        """The same with other regions."""
+    def with_cuts(self, cuts: tuple[Cut, ...], reason: str = LIBRARY) -> Found:
+        """The same with other regions; ``reason``: why what was in one is outside now."""
         known = dict(zip(self.outside, self.exclusions, strict=True))
         made = replace(self, cuts=cuts)
-        outside = [known.get(n) or Exclusion(name(n), source(n), LIBRARY) for n in made.outside]
+        outside = [known.get(n) or Exclusion(name(n), source(n), reason) for n in made.outside]
         return replace(made, exclusions=tuple(outside))
 
 
@@ -102,7 +102,7 @@ def find(
     exclusions = tuple(e for e in part.exclusions if e.reason != RAGGED)
     found = Found((*part.cuts, *ragged), exclusions, part.operators, graph, kind, tuple(sites))
     joined = [each for each in edge_networks(graph, part.cuts, ragged) if pays(each, options, device)]
-    return found.with_cuts(with_networks(found.cuts, joined)) if joined else found
+    return found.with_cuts(with_networks(found.cuts, joined), POINTWISE) if joined else found
 
 
 def kept_out(graph: fx.Graph) -> dict[str, str]:

@@ -16,6 +16,7 @@ from tilestream.graph.lowering import INDEX_STEPS, Binding, dtype_of
 from tilestream.graph.nodes import Unsupported, aten, is_view, packet, value
 from tilestream.graph.ragged.lists import Edges, Gather, sorted_lists
 from tilestream.graph.ragged.region import SortedIndices
+from tilestream.graph.ragged.rules import POINTWISE, VIEWS
 from tilestream.graph.region import EdgeArguments, region_of, result_of
 from tilestream.graph.rewrites.operators import SEGMENT_REDUCE
 from tilestream.graph.selection import Cut
@@ -33,18 +34,20 @@ ORDER, RECEIVERS, STARTS = "order", "receivers", "starts"
 
 @dataclass(frozen=True)
 class Joined:
-    """A network with its sums as ``cut``; what it was: ``network``, and the regions ``around`` its reductions."""
+    """A network with its sums as ``cut``; what it was: ``network``, and the regions ``around`` its reductions, of which
+    operators at nodes are ``left``, the division of a mean."""
 
     cut: Cut
     network: Cut
     around: tuple[Cut, ...]
+    left: tuple[fx.Node, ...]
 
 
 def edge_networks(owner: fx.GraphModule, cuts: Sequence[Cut], ragged: Sequence[Cut]) -> list[Joined]:
     """The networks among ``cuts`` that can take in all reductions of what they make.
 
     Args:
-        ragged: regions around reductions, of which those that are taken in must have nothing else.
+        ragged: regions around reductions; what those that are taken in have besides is of nodes, element by element.
     """
     if not owner.graph.find_nodes(op="call_function", target=SEGMENT_REDUCE):
         return []
@@ -56,7 +59,8 @@ def edge_networks(owner: fx.GraphModule, cuts: Sequence[Cut], ragged: Sequence[C
         results = {_result(seed, seeds): seed for seed in seeds}
         inside = {*cut.nodes, *views, *seeds, *results}
         edges = lists[_node(seeds[0].args[2])] if seeds else None
-        if edges is None or edges.index is None or any(not inside.issuperset(c.nodes) for c in around):
+        left = tuple(n for c in around for n in c.nodes if n not in inside)
+        if edges is None or edges.index is None or not all(_is_of_nodes(n, edges) for n in left):
             continue
         if not reached([edges.order], lambda n: n.all_input_nodes).isdisjoint(cut.nodes):
             continue  # who neighbours are is what the network finds out
@@ -64,7 +68,7 @@ def edge_networks(owner: fx.GraphModule, cuts: Sequence[Cut], ragged: Sequence[C
             made = _Network(owner, cut, edges, edges.index, same, indices).with_sums(results, inside)
         except Unsupported:
             continue
-        found.append(Joined(made, cut, around))
+        found.append(Joined(made, cut, around, left))
     return found
 
 
@@ -88,6 +92,12 @@ def _reductions(cut: Cut, lists: Mapping[fx.Node, Edges]) -> tuple[list[fx.Node]
 
 def _is_seed(node: fx.Node) -> bool:
     return node.target is SEGMENT_REDUCE and node.args[0] is None and _how(node) in NODE_SUMS
+
+
+def _is_of_nodes(node: fx.Node, edges: Edges) -> bool:
+    fake = value(node)
+    by_element = packet(node) in POINTWISE or packet(node) in VIEWS
+    return by_element and fake is not None and fake.dim() > 0 and expression(fake.shape[0]) == edges.nodes
 
 
 def _how(seed: fx.Node) -> str:
