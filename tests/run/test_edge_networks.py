@@ -16,9 +16,14 @@ from tilestream.graph.region import Region
 from tilestream.options import Options
 from tilestream.plan import scatter_cost
 from tilestream.plan.find import find
-from tilestream.run import oracle
+from tilestream.run import edge_networks, oracle
 from tilestream.run.backend import tilestream
+from tilestream.run.call import RegionCall
+from tilestream.run.edge_networks import apart
 from tilestream.run.made_up import random_arguments
+from tilestream.run.operator import REGION
+from tilestream.run.spec import spec_of
+from tilestream.run.target import Target
 
 NODES, EDGES, FEATURES = 40, 300, 16
 
@@ -167,3 +172,31 @@ def test_predictions_decide() -> None:
     """A million edges: what is written and read again takes longer than the sums."""
     (region,) = regions(EdgeConv(), given(nodes=65_536, count=1 << 20), "auto")
     assert sums(region) == ["max"]
+
+
+def test_both_ways_are_the_same_function() -> None:
+    """What is timed beside a network with its sums: a call of the network, and the sum."""
+    inputs = given(of_edges=8)
+    (graph,) = capture(EdgeConv(of_edges=8).bfloat16(), tuple(inputs)).graphs
+    found = find(graph, "inference", Options(target="reference"), devices.get("h200"))
+    (joined,) = found.networks
+    region, here = joined.cut.region, Target("reference", torch.device("cpu"), devices.get("h200"))
+    values = random_arguments(region)
+    options = Options(target="reference")
+    split = apart(region, options, here)
+    assert len(split.graph.find_nodes(op="call_function", target=REGION)) == 2
+    together = RegionCall(spec_of(region, region.program, "reference"), torch.device("cpu")).on_values(values)
+    for ours, theirs in zip(split(*values), together, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=2e-2, atol=2e-2)
+    again = found.apart([joined])
+    assert {id(cut) for cut in again.cuts} == {id(joined.network), *map(id, joined.around)}
+    assert len(again.exclusions) == len(again.outside)
+
+
+def test_networks_that_are_slower_with_their_sums_are_apart_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    (graph,) = capture(EdgeConv().bfloat16(), tuple(given())).graphs
+    found = find(graph, "inference", Options(target="reference"), devices.get("h200"))
+    here = Target("reference", torch.device("cpu"), devices.get("h200"))
+    for apart_wins in (True, False):
+        monkeypatch.setattr(edge_networks, "_is_faster_apart", lambda *_, wins=apart_wins: wins)
+        assert bool(edge_networks.fastest(found, Options(), here).cuts == found.cuts) is not apart_wins
