@@ -18,6 +18,7 @@ from tilestream.cuda.host.build import HostRun, Mutation, run_on_host
 from tilestream.devices import get
 from tilestream.errors import VerifyError
 from tilestream.ir.pipeline import Pipeline, Residency, Shard
+from tilestream.ir.plain import plain
 from tilestream.ir.text import show
 from tilestream.ir.traffic import dram_of
 from tilestream.ir.verify import verify
@@ -184,6 +185,18 @@ def test_whole_tensors_say_the_same() -> None:
     want = reference.run(program, given)
     for name, value in run_whole(program, given).items():
         torch.testing.assert_close(value, want[name], rtol=2e-2, atol=2e-2)
+
+
+def test_written_out_it_is_a_combination_over_edges_of_nodes() -> None:
+    """A ragged axis, products over it, and sums that lack it: what any ragged pipeline is."""
+    program = edge_conv(8, 16, 8, ("max", "sum"))
+    written = plain(program)
+    verify(written)
+    assert written.ragged["rows"].of == "nodes" and "max.total[nodes,y.c]" in show(written)
+    given = tensors(program, degrees(COUNTS["some have none"]))
+    want = reference.run(program, given)
+    for name, value in reference.run(written, given).items():
+        torch.testing.assert_close(value, want[name], rtol=2e-2, atol=6e-2)
 
 
 def test_what_no_kernel_sums_is_refused() -> None:

@@ -31,7 +31,7 @@ SINKS = {
     "staged": 1.5,
     "direct": 4.0,
     "maxima": 1.7,
-    "nodes": 4.0,
+    "nodes": 5.5,
 }  # round, pack; store; address and test the row
 COPIED = 0.5  # of an element of a packed operand: a load of two
 OWN = 1.5  # of an element that lanes load through an index: two by one load, whose eight rows the L1 takes one by one
