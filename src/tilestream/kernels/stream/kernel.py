@@ -85,7 +85,7 @@ class RowStream(Kernel):
 
     def parts(self, rows: int) -> list[Part]:
         """All rows; then nodes whose rows cross tiles, which wait for all of those; then those of very many tiles."""
-        phases = range(0 if rows else 1, 2 + (rows > HUB * TILE_ROWS)) if self.sums else (0,)
+        phases = range(0 if rows else 1, 2 + (rows > HUB * TILE_ROWS) if self.sums else 1)
         return [Part(0, rows, rows, phase) for phase in phases]
 
     def grid(self, rows: int, sms: int) -> int:
