@@ -145,7 +145,7 @@ class CompiledPipeline:
         self._turners: dict[tuple[str, ...], Turner] = {}
         spilled: dict[str, Tensor] = {}
         for launch in launches:
-            for t in launch.source.pipeline.by_role(Role.OUTPUT):
+            for t in (*launch.source.pipeline.by_role(Role.OUTPUT), *launch.kernel.buffers):
                 spilled[t.name] = t
         self.buffers = [t for n, t in spilled.items() if all(n != o.name for o in self.outputs)]
 

@@ -35,7 +35,7 @@ from tilestream.plan.parts import RegionAnalysis
 from tilestream.plan.plan_graph import of_cut, plan_graph
 from tilestream.plan.tails import all_promising
 from tilestream.plan.turned import turned
-from tilestream.run import ahead, gradients, prepare, tails
+from tilestream.run import ahead, edge_networks, gradients, prepare, tails
 from tilestream.run.chain_calls import ChainCalls
 from tilestream.run.interaction import stream_interactions
 from tilestream.run.place import Calls
@@ -111,6 +111,8 @@ class Compilation:
             with timed("planning"):
                 if known is None:
                     self._begin(found)
+                if not training and prepare.measures(self.options, self.target):
+                    found = edge_networks.fastest(found, self._planned, self.target)
                 later = {} if training else self._tails(found)
                 shorter = [tail.region for tail in later.values()]
                 ahead.begin(shorter, self._planned, self.target)

@@ -34,7 +34,7 @@ def ragged_regions(owner: fx.GraphModule) -> tuple[list[Cut], dict[fx.Node, str]
     Indices that they read in sorted order become nodes of the graph, one for all that read it.
     """
     graph, refused = owner.graph, dict[fx.Node, str]()
-    lists = _Lists(graph)
+    lists = SortedIndices(graph)
     while True:  # what cannot be lowered where it is leaves its region, and what is left grows anew
         cuts: list[Cut] = []
         leave: dict[fx.Node, str] = {}
@@ -51,7 +51,7 @@ def ragged_regions(owner: fx.GraphModule) -> tuple[list[Cut], dict[fx.Node, str]
         refused |= leave
 
 
-def _lowered(owner: fx.GraphModule, grown: Grown, lists: _Lists, title: str) -> Cut:
+def _lowered(owner: fx.GraphModule, grown: Grown, lists: SortedIndices, title: str) -> Cut:
     """
     Raises:
         Unsupported: with the member that stands in the way.
@@ -104,22 +104,40 @@ def _count(x: object) -> int | torch.SymInt:
     return found
 
 
-class _Lists:
+class SortedIndices:
     """Indices of a graph in sorted order, each made once, behind what it is made of."""
 
     def __init__(self, graph: fx.Graph) -> None:
         self._graph = graph
-        self._made: dict[tuple[fx.Node, fx.Node, object], fx.Node] = {}
+        there = graph.find_nodes(op="call_function", target=SORTED_INDEX)
+        self._made = {self._key(*n.args): n for n in there}
 
     def sorted(self, rows: Gather, edges: Edges) -> fx.Node:
         """``rows.index`` in the order of ``edges``, of which none is below zero."""
-        count = rows.table.meta["val"].shape[0]
-        key = (rows.index, edges.order, expression(count))
+        return self.of(rows.index, edges, rows.table.meta["val"].shape[0], rows.table)
+
+    def of(self, index: fx.Node, edges: Edges, count: int | torch.SymInt, table: fx.Node | None = None) -> fx.Node:
+        """``index``, which names ``count`` rows.
+
+        Args:
+            table: whose rows those are, which says how many there are where that is not known.
+
+        Raises:
+            Unsupported: nothing says how many.
+        """
+        key = self._key(index, edges.order, count)
         if key not in self._made:
             place = {node: n for n, node in enumerate(self._graph.nodes)}
-            needed = [rows.index, edges.order, *([] if isinstance(count, int) else [rows.table])]
+            if not isinstance(count, int) and table is None:
+                raise Unsupported("how many rows an index names is not known", index)
+            needed = [index, edges.order, *([] if isinstance(count, int) or table is None else [table])]
             last = max(needed, key=place.__getitem__)
             with self._graph.inserting_before(last.next):
-                size = count if isinstance(count, int) else call(edges.order, aten.sym_size.int, rows.table, 0)
-                self._made[key] = call(edges.order, SORTED_INDEX, rows.index, edges.order, size)
+                size = count if isinstance(count, int) else call(edges.order, aten.sym_size.int, table, 0)
+                self._made[key] = call(edges.order, SORTED_INDEX, index, edges.order, size)
         return self._made[key]
+
+    @staticmethod
+    def _key(index: object, order: object, count: object) -> tuple[object, object, object]:
+        size = count.meta["val"] if isinstance(count, fx.Node) else count
+        return index, order, expression(size)  # pyright: ignore[reportArgumentType]

@@ -15,7 +15,9 @@ from tilestream.kernels.stream.epilogue import Epilogue
 from tilestream.kernels.stream.layout import Layout, boxes_of, turns_of
 from tilestream.kernels.stream.model import Gemm, Place, Schedule, Segment, Step, ceil_to
 from tilestream.kernels.stream.names import Names
+from tilestream.kernels.stream.node_sums import NodeSums
 from tilestream.kernels.stream.operand_copy import operand_copy
+from tilestream.kernels.stream.own_rows import OwnRows
 from tilestream.kernels.stream.tables import Tables
 
 MOST_PAGES, MOST_CHUNKS = 12, 4
@@ -44,6 +46,7 @@ class ConsumerEmitter(Names):
         self.reduces = 0
         self.last_use = self._last_queue_uses()
         self.operands = {seg.tile for step in schedule.steps if step.gemm for seg in step.gemm.segments}
+        self.own_rows, self.node_sums = OwnRows(self), NodeSums(self)
 
     # -- the whole body
 
@@ -60,7 +63,7 @@ class ConsumerEmitter(Names):
             # Reductions take turns on two scratch areas; an odd number would meet itself in the next tile.
             blocks.append("    named_sync(BOTH_GROUPS, 256);")
         self.blocks = blocks
-        return "\n".join(_roll(blocks, turns_of(self.s)))
+        return "\n".join([*("    " + line for line in self.node_sums.begin()), *_roll(blocks, turns_of(self.s))])
 
     def annotated(self) -> str:
         """The text of ``body``, which was made before, with a comment on every step."""
@@ -74,7 +77,8 @@ class ConsumerEmitter(Names):
     def declarations(self) -> str:
         lines = [f"Packed<{f // 8}> r{k};" for k, f in enumerate(self.s.slot_features)]
         rows = sorted(t for t, p in self.s.places.items() if p is Place.ROW)
-        lines += [f"RowVector {self.row(t)};" for t in rows]
+        lines += [f"RowVector {self.row(t)};" for t in rows] + self.own_rows.declarations()
+        lines += self.node_sums.declarations()
         return "\n".join("  " + line for line in lines)
 
     # -- queues
@@ -117,6 +121,8 @@ class ConsumerEmitter(Names):
             last = self.s.steps[loop.sums]
             lines = [*self._mark("PRODUCT"), *column_loop(self, loop, self.operands), *self._epilogues(last)]
             return "\n".join("    " + line for line in block("", lines))
+        if step.own_rows is not None:
+            return "\n".join("    " + line for line in self.own_rows.text(step))
         if step.copied:
             lines = [*operand_copy(self, step), *self._credits(step.index, 0)]
             return "\n".join("    " + line for line in block("", lines))
@@ -133,7 +139,7 @@ class ConsumerEmitter(Names):
         """Every pass over the fragment ``acc``."""
         lines = self._mark("EPILOGUE") if step.phases else []
         for k, phase in enumerate(step.phases):
-            made = Epilogue(self, step, phase, self.operands, self.reduces)
+            made = Epilogue(self, step, phase, self.operands, self.reduces, sums=self.node_sums)
             if self.split:
                 self.reduces += len(phase.reduces)
             lines += block("", [*made.text(), *([] if made.empty else self._credits(step.index, k))])

@@ -30,8 +30,10 @@ SINKS = {
     "staged": 1.5,
     "direct": 4.0,
     "maxima": 1.7,
+    "nodes": 5.5,
 }  # round, pack; store; address and test the row
 COPIED = 0.5  # of an element of a packed operand: a load of two
+OWN = 1.5  # of an element that lanes load through an index: two by one load, whose eight rows the L1 takes one by one
 # Where a warpgroup's columns do not end with the tile's, each pair is tested, and what it loads waits in a branch.
 GUARDED_BIAS, GUARDED_VECTOR, GUARDED_SUM, GUARDED_SINK = 10.0, 5.0, 2.0, 3.0
 
@@ -218,9 +220,12 @@ def _depth(gemm: Gemm, place: Place, chunk: int) -> int:
 def _passes(step: Step, schedule: Schedule, elements: int, guarded: bool) -> Iterator[EpilogueCounts]:
     bias = (GUARDED_BIAS if guarded else 0.0) + BIAS if step.gemm is not None and step.gemm.bias else 0.0
     for phase in step.phases:
-        each = COPIED if step.copied else bias + _instructions(phase, schedule, guarded)
+        each = bias + _instructions(phase, schedule, guarded)
+        if step.copied or step.own_rows is not None:
+            each = COPIED if step.copied else OWN
         special = sum(OPS[n.kind].transcendental for n in phase.nodes)
         barriers = len(phase.reduces) + any(s.kind == "shared" for s in phase.sinks)
+        barriers += 2 * schedule.turns(step) * any(s.kind == "nodes" for s in phase.sinks)
         turns = schedule.turns(step) if schedule.looped(step, phase) else 1
         yield EpilogueCounts(each * elements, special * elements, barriers, turns)
         bias = 0.0

@@ -12,6 +12,8 @@ CHUNK = 8192  # 64 rows x 128 bytes
 OPERAND_SLOTS = 2  # at least, of the input ring, where a tile's operand comes chunk by chunk, each through a slot
 BESIDE_TAPS = 6  # pages of weights, at least, before the ring of pixels grows
 PARKED_BYTES = 128  # of a column of a parked tile: 64 rows of 16 bits
+SUM_VALUES = 64 * 288  # node_sums.cuh: of a warpgroup, 64 columns in fp32,
+SUMS_BYTES = SUM_VALUES + 1024  # and whose the rows are
 SHARED_LIMIT = 232448  # 227 KiB, what a Hopper CTA can have
 
 
@@ -41,6 +43,7 @@ class Layout:
     in_bars: int
     out_bars: int
     scratch: int
+    sums: int  # of rows to nodes
     total: int
     parts: tuple[tuple[str, int], ...]
 
@@ -158,7 +161,8 @@ def _lay_out(schedule: Schedule, page_rows: int, limit: int) -> Layout:
     if parking_bytes and streamed:
         need_in = max(need_in, OPERAND_SLOTS)
     resident = schedule.stage.residency is Residency.RESIDENT
-    reserve = 2048 + (16 * total_pages * page_rings if resident else 0)
+    sums = 2 * SUMS_BYTES * any(op.receivers for op in schedule.stage.ops)
+    reserve = 2048 + sums + (16 * total_pages * page_rings if resident else 0)
     left = limit - (sum(buffer_bytes) + parking_bytes) * rings - out_bytes - reserve
     pages, in_slots = _ring_slots(schedule, page_rows, left, need_in)
     each = (
@@ -173,17 +177,20 @@ def _lay_out(schedule: Schedule, page_rows: int, limit: int) -> Layout:
     in_bars = page_bars + pages * page_rings * 16
     out_bars = in_bars + in_slots * rings * 16
     scratch = ceil_to(out_bars + out_slots * 2 * 16, 128)
-    total = scratch + (1024 if both else 0)
+    sums_at = scratch + (1024 if both else 0)
+    total = sums_at + sums
     parts = (
         ("weights" if resident else "weight ring", pages * page_all),
         ("input ring", in_slots * rings * CHUNK),
         ("output staging", out_bytes),
         ("tile buffers", (sum(buffer_bytes) + parking_bytes) * rings),
-        ("barriers", total - page_bars),
+        ("sums of nodes", sums),
+        ("barriers", sums_at - page_bars),
     )
     return Layout(
         page_rings, page_rows, pages, page, page_data, in_slots, in_data, out_slots, out_data, out_buffer,
-        tuple(buffers), buffer_bytes, parking, parking_bytes, page_bars, in_bars, out_bars, scratch, total, parts,
+        tuple(buffers), buffer_bytes, parking, parking_bytes, page_bars, in_bars, out_bars, scratch, sums_at,
+        total, parts,
     )  # fmt: skip
 
 
