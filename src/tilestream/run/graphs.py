@@ -21,6 +21,7 @@ from tilestream.graph.modules import copied
 from tilestream.graph.nodes import takes_tf32
 from tilestream.graph.region import Region
 from tilestream.graph.rewrites.operators import SEGMENTS
+from tilestream.graph.rewrites.sorted_sums import COUNTED
 from tilestream.graph.selection import Cut, Partition
 from tilestream.graph.tails import Tail
 from tilestream.options import Options
@@ -136,7 +137,7 @@ class Compilation:
                 raise
             announce_failure("the graph goes to Inductor", failure)
             return False
-        self.rewritten = self.rewritten or bool(graph.graph.find_nodes(op="call_function", target=SEGMENTS))
+        self.rewritten = self.rewritten or any(n.target is SEGMENTS or COUNTED in n.meta for n in graph.graph.nodes)
         return bool(self.plans or self.interactions or self.rewritten)
 
     def stream_joint(self, graph: fx.GraphModule) -> None:
