@@ -23,7 +23,7 @@ def keep_lists(graph: fx.Graph, _: Settings) -> int:
     for node in graph.find_nodes(op="call_function", target=SEGMENTS):
         index, nodes = node.args[:2]
         if isinstance(index, fx.Node) and argument_of(index) is not None:
-            node.args = (index, nodes, True)
+            node.args = (index, nodes, True, *node.args[3:])
             made += 1
     return made
 

@@ -13,8 +13,9 @@ from tilestream.graph.nodes import aten
 from tilestream.graph.rewrites.insert import call
 from tilestream.graph.rewrites.operators import INDEX, SEGMENT_REDUCE, SEGMENTS
 from tilestream.graph.rewrites.settings import Settings
+from tilestream.graph.signs import wraps
 from tilestream.graph.sizes import same_sizes
-from tilestream.graph.sums import Part, Sum, constant
+from tilestream.graph.sums import Part, Sum, constant, first_alike
 
 RECOMPUTED = ("recompute", "ac_graph_id")
 """What activation checkpointing writes at a node."""
@@ -82,7 +83,9 @@ class Sorted:
         with self._graph.inserting_before(self._like):
             indices = self._indices()
             index = self._joined(indices)
-            made = self._call(SEGMENTS, index, self._nodes())
+            same = first_alike(self._graph)
+            wrap = all(wraps(p.index, same) for s in self._sums for p in s.parts)
+            made = self._call(SEGMENTS, index, self._nodes(), False, wrap)
             order, starts, busy = (self._call(getitem, made, k) for k in range(3))
             if len(indices) == 1 and indices[0] is self._sums[0].parts[0].index:
                 order.meta[INDEX] = indices[0].name
