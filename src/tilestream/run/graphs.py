@@ -63,6 +63,7 @@ class Compilation:
     Args:
         inputs: the values that Dynamo compiles for, in the order of the captured graph's placeholders.
         patches: Inductor's configuration for the graph.
+        is_part: whether the graph is one of several that the model was cut into (``cut_models``).
     """
 
     options: Options
@@ -73,6 +74,7 @@ class Compilation:
     saved_us: float | None = None
     interactions: list[Plan] = field(default_factory=list)
     rewritten: bool = False
+    is_part: bool = False
 
     def __post_init__(self, inputs: Sequence[Any]) -> None:
         self._planned = self.options
@@ -88,6 +90,7 @@ class Compilation:
             "target": [self.target.kind, asdict(self.target.hardware)],
             # A plan serves its rows and a few times as many: a graph with symbolic sizes is compiled anew for more.
             "sizes": self._sizes,
+            "is_part": self.is_part,
             "versions": versions(),
         }
         return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
@@ -192,7 +195,9 @@ class Compilation:
     def _whole(self) -> Whole:
         originals = [known() for known in self._inputs]
         beside_us = sum(made.gain_us for made in self.interactions)
-        return Whole(self.options, self.target, self.patches, self.plans, originals, beside_us, self.saved_us)
+        return Whole(
+            self.options, self.target, self.patches, self.plans, originals, beside_us, self.saved_us, self.is_part
+        )
 
     def _begin(self, found: Found) -> list[GradientLaunch]:
         """Begin to compile the kernels that will be timed; the launches of gradients among them."""
