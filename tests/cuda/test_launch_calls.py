@@ -82,9 +82,7 @@ def test_zeros_are_a_launch_and_a_node_of_a_graph(calls: Calls, monkeypatch: pyt
     made: list[tuple[Any, ...]] = []
     good = bindings.CUresult.CUDA_SUCCESS
     for name, value in (("cuMemsetD32Async", ()), ("cuCtxGetCurrent", (11,)), ("cuGraphAddMemsetNode", ("node",))):
-        monkeypatch.setattr(
-            calls, name, lambda *args, v=value: (made.append(args), (good, *v))[1], raising=False
-        )
+        monkeypatch.setattr(calls, name, lambda *args, v=value: (made.append(args), (good, *v))[1], raising=False)
     clear = driver.Clearing(address, words, STREAM)
     clear()
     assert made.pop() == (address, 0, words, STREAM)

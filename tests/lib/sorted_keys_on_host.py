@@ -74,4 +74,6 @@ class OnHost:
         ctypes.memset(clear[0], 0, 4 * clear[1])
         for step, packed in made():
             self.launched.append(step.name)
-            getattr(self._library, f"launch_tilestream_{step.name}")(packed, step.ctas, THREADS, sorted_keys.SHARED_BYTES)
+            getattr(self._library, f"launch_tilestream_{step.name}")(
+                packed, step.ctas, THREADS, sorted_keys.SHARED_BYTES
+            )

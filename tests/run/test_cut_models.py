@@ -1,4 +1,4 @@
-"""Models that Dynamo cuts: which graphs are parts, and that those are chosen by what calls take, the host's time too."""
+"""Models that Dynamo cuts: which graphs are parts, and that those are chosen by the host's time, too."""
 
 from __future__ import annotations
 

@@ -33,9 +33,7 @@ def padded(matrices: list[Tensor], columns: int) -> list[Tensor]:
     return [functional.pad(m, (0, columns - m.shape[1])).contiguous() for m in matrices]
 
 
-def segments(
-    index: Tensor, nodes: int, kept: bool = False, wraps: bool = True
-) -> tuple[Tensor, Tensor, Tensor]:
+def segments(index: Tensor, nodes: int, kept: bool = False, wraps: bool = True) -> tuple[Tensor, Tensor, Tensor]:
     """``index`` (integers [edges]) sorted, equal ones in their order: their places, int32 [edges]; where those of each
     node start, int32 [nodes + 1]; and which nodes have many, int32, for the GPU's kernel alone.
 
@@ -100,7 +98,9 @@ def _padded_shapes(matrices: list[Tensor], columns: int) -> list[Tensor]:
     return [m.new_empty((m.shape[0], columns)) for m in matrices]
 
 
-def _segments_shapes(index: Tensor, nodes: Any, kept: bool = False, wraps: bool = True) -> tuple[Tensor, Tensor, Tensor]:
+def _segments_shapes(
+    index: Tensor, nodes: Any, kept: bool = False, wraps: bool = True
+) -> tuple[Tensor, Tensor, Tensor]:
     edges = index.shape[0]
     order, starts, busy = (index.new_empty((n,), dtype=torch.int32) for n in (edges, nodes + 1, busy_words(edges)))
     return order, starts, busy
