@@ -65,7 +65,9 @@ class Step:
 
 
 SHARED_BYTES = 8 * TILE + (8 << MOST_BITS) + THREADS // 4
-"""Of every kernel: a tile's edges, for each digit two words, for each warp a sum."""
+"""A tile's edges, for each digit two words, for each warp a sum."""
+ASKED = {"count": 4 * (4 << MOST_BITS) + 4, "starts": 0, "picked": 0}
+"""Of kernels that hold no tile: the less, the more of their CTAs are on an SM, and wait for memory together."""
 
 
 def node_record() -> Record:
@@ -239,10 +241,14 @@ def _enqueue(
 
     def prepare(_: int) -> list[Prepared]:
         cleared = [driver.Clearing(*clear, stream)] if clear[1] else []
-        functions = ((beside.function(f"tilestream_{s.name}", text(), at, SHARED_BYTES), s, p) for s, p in made())
+        functions = ((_function(step.name, at), step, packed) for step, packed in made())
         return [*cleared, *(f.prepare((step.ctas, 1), THREADS, stream, packed) for f, step, packed in functions)]
 
     _again(at).enqueue((stream, *key), stream, prepare)
+
+
+def _function(name: str, device_index: int) -> driver.Function:
+    return beside.function(f"tilestream_{name}", text(), device_index, SHARED_BYTES, ASKED.get(name))
 
 
 @cache
