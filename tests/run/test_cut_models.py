@@ -12,8 +12,10 @@ from torch import Tensor, fx
 
 from tilestream.devices import get
 from tilestream.options import Options
+from tilestream.plan import scatter_cost
 from tilestream.plan.candidates import Candidate, Plan
 from tilestream.run import timing, whole
+from tilestream.run.backend import tilestream
 from tilestream.run.cut_models import is_part
 from tilestream.run.target import Target
 from tilestream.run.timer import Timer
@@ -93,6 +95,30 @@ def test_a_part_is_timed_both_ways_with_the_hosts_time(
     counts_host = is_part and not trees
     assert set(seen) == {counts_host} and found.streams == (not counts_host)
     assert (GRAPHS[1] in asked) == counts_host
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_sorted_sums_of_a_part_are_held_against_atomics(cut: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def add(x: Tensor, to: Tensor) -> Tensor:
+        made = x.new_zeros(9, 6).index_add(0, to, x)
+        if cut:
+            torch._dynamo.graph_break()
+        return made.cumsum(0)
+
+    asked: list[bool] = []
+
+    def choose(self: whole.Whole, streamed: fx.GraphModule, _: Any, compiled: Any, *__: Any) -> Any:
+        asked.append(self.is_part)
+        return compiled(streamed)
+
+    monkeypatch.setattr(whole.Whole, "choose", choose)
+    monkeypatch.setattr(scatter_cost, "atomics_us", lambda _: 1e9)
+    torch._dynamo.reset()
+    fast = torch.compile(add, backend=tilestream, options={"target": "reference", "cache": False})
+    x, to = torch.randn(40, 6), torch.randint(9, (40,))
+    with torch.no_grad():
+        torch.testing.assert_close(fast(x, to), add(x, to))
+    assert asked == [True] * cut
 
 
 def test_calls_one_by_one_hold_what_the_host_takes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -108,20 +108,23 @@ def segments(index: Tensor, nodes: int, busy: Tensor, wraps: bool = True) -> tup
     if edges == 0:
         busy.zero_()
         return index.new_empty(0, dtype=torch.int32), starts.zero_()
-    if edges >= MOST_EDGES:
-        keys, order = _by_torch(index, nodes, wraps)
-        busy.zero_()
-    else:
-        keys, order = index.new_empty(edges, dtype=torch.int32), index.new_empty(edges, dtype=torch.int32)
     need = needs(edges, nodes)
     # Given back when all is enqueued, to who comes behind on the stream.
     scratch = index.new_empty(need.scratch, dtype=torch.int64)
-    pairs, posted = scratch.data_ptr(), scratch.data_ptr() + 16 * need.pairs
-    head = posted + 4 * need.posted if need.head else 0
-    tensors = {"index": index, "keys": keys, "order": order, "starts": starts, "busy": busy}
-    given = {name: t.data_ptr() for name, t in tensors.items()} | {"posted": posted, "head": head}
+    pairs = scratch.data_ptr()
+    posted = pairs + 16 * need.pairs
+    keys = posted + 4 * need.posted
+    head = keys + 4 * edges if need.head else 0
+    if edges >= MOST_EDGES:
+        sorted_keys, order = _by_torch(index, nodes, wraps)
+        keys = sorted_keys.data_ptr()
+        busy.zero_()
+    else:
+        order = index.new_empty(edges, dtype=torch.int32)
+    at = index.data_ptr(), order.data_ptr(), starts.data_ptr(), busy.data_ptr(), keys, posted, head
 
     def made() -> Iterator[tuple[Step, bytes]]:
+        given = dict(zip(("index", "order", "starts", "busy", "keys", "posted", "head"), at, strict=True))
         places = [0, *(pairs + 8 * need.pairs * (k % 2) for k in range(need.passes - 1)), 0]
         fixed = {"nodes": nodes, "edges": edges, "wide": int(index.dtype == torch.int64), "wraps": int(wraps)}
         fixed |= {"bits": need.bits, "passes": need.passes, "tiles": -(-edges // TILE), "by_node": int(need.by_node)}
@@ -130,7 +133,7 @@ def segments(index: Tensor, nodes: int, busy: Tensor, wraps: bool = True) -> tup
             own = {"from": places[step.of], "to": places[step.of + 1], "pass": step.of}
             yield step, KEYS.pack(**given, **fixed, **own)
 
-    _enqueue((edges, nodes, wraps, index.dtype.itemsize, *given.values()), made, index.device, (head, need.head))
+    _enqueue((edges, nodes, wraps, index.dtype.itemsize, *at), made, index.device, (head, need.head))
     return order, starts
 
 
@@ -158,6 +161,7 @@ class Needs:
 
     Attributes:
         pairs: edges of each of two copies, 8 bytes an edge.
+        keys: nodes of the sorted edges, 4 bytes each.
         posted, head: words of 32 bits; those of ``head`` are zero when the first launch begins.
         scratch: words of 64 bits of all of these.
     """
@@ -168,11 +172,12 @@ class Needs:
     by_node: bool
     pairs: int
     posted: int
+    keys: int
     head: int
 
     @property
     def scratch(self) -> int:
-        return 2 * self.pairs + (self.posted + self.head + 1) // 2
+        return 2 * self.pairs + (self.posted + self.keys + self.head + 1) // 2
 
 
 @lru_cache(maxsize=256)
@@ -183,7 +188,8 @@ def needs(edges: int, nodes: int) -> Needs:
     posted = -(-edges // TILE) * (passes << bits) if own else 0
     head = WORDS + (passes << bits) if own else 0
     pairs = edges if own and passes > 1 else 0
-    return Needs(made, bits, passes, several and _by_node(edges, nodes), pairs, posted, head)
+    keys = edges if edges < MOST_EDGES else 0
+    return Needs(made, bits, passes, several and _by_node(edges, nodes), pairs, posted, keys, head)
 
 
 def digits_of(nodes: int) -> tuple[int, int]:

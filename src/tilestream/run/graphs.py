@@ -20,7 +20,7 @@ from tilestream.graph.capture import Kind
 from tilestream.graph.modules import copied
 from tilestream.graph.nodes import takes_tf32
 from tilestream.graph.region import Region
-from tilestream.graph.rewrites.operators import SEGMENTS
+from tilestream.graph.rewrites.operators import SEGMENT_REDUCE, SEGMENTS
 from tilestream.graph.rewrites.sorted_sums import COUNTED
 from tilestream.graph.selection import Cut, Partition
 from tilestream.graph.tails import Tail
@@ -182,9 +182,10 @@ class Compilation:
     ) -> Any:
         """The compiled graph that runs: with its regions, or without, where those do not pay for the whole.
 
-        Interactions of training are in both.
+        Interactions of training are in both, and where there are no regions sorted sums alone are not asked about: they
+        were predicted to pay, but for the host, which counts where a model is cut.
         """
-        if self.rewritten and not self.plans:
+        if self.rewritten and not self.plans and not (self.is_part and kwargs.get("is_inference") and _sums(streamed)):
             return compiled(streamed)
         return self._whole().choose(streamed, plain, compiled, inputs, kwargs)
 
@@ -285,6 +286,12 @@ class Measured:
 
     def _kernels_kept(self) -> contextlib.AbstractContextManager[None]:
         return prepare.kernels_kept(self.options, self.target)
+
+
+def _sums(graph: fx.GraphModule) -> bool:
+    """Whether rows are summed in sorted order. Single values in 16 bits are so whatever it takes."""
+    made = graph.graph.find_nodes(op="call_function", target=SEGMENT_REDUCE)
+    return any(n.meta["val"].dim() > 1 for n in made)
 
 
 def covered(found: Partition) -> int:
