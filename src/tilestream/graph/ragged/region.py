@@ -16,7 +16,9 @@ from tilestream.graph.region import EdgeArguments, Region, region_of, result_of
 from tilestream.graph.rewrites.insert import call
 from tilestream.graph.rewrites.operators import SORTED_INDEX
 from tilestream.graph.selection import Cut
+from tilestream.graph.signs import wraps
 from tilestream.graph.sizes import expression, hint
+from tilestream.graph.sums import first_alike
 from tilestream.ir.axes import Level, Loop, Spread
 from tilestream.ir.pipeline import Pipeline, Stage
 
@@ -134,7 +136,8 @@ class SortedIndices:
             last = max(needed, key=place.__getitem__)
             with self._graph.inserting_before(last.next):
                 size = count if isinstance(count, int) else call(edges.order, aten.sym_size.int, table, 0)
-                self._made[key] = call(edges.order, SORTED_INDEX, index, edges.order, size)
+                wrap = wraps(index, first_alike(self._graph))
+                self._made[key] = call(edges.order, SORTED_INDEX, index, edges.order, size, wrap)
         return self._made[key]
 
     @staticmethod

@@ -13,11 +13,15 @@ from tilestream.graph.nodes import aten
 from tilestream.graph.rewrites.insert import call
 from tilestream.graph.rewrites.operators import INDEX, SEGMENT_REDUCE, SEGMENTS
 from tilestream.graph.rewrites.settings import Settings
+from tilestream.graph.signs import wraps
 from tilestream.graph.sizes import same_sizes
-from tilestream.graph.sums import Part, Sum
+from tilestream.graph.sums import Part, Sum, constant, first_alike
 
 RECOMPUTED = ("recompute", "ac_graph_id")
 """What activation checkpointing writes at a node."""
+
+COUNTED = "tilestream.counted"
+"""In the ``meta`` of a number that was counted, where the graph adds ones in its own type."""
 
 _END = 2**63 - 1
 
@@ -35,13 +39,15 @@ def sort_sums(graph: fx.Graph, settings: Settings) -> int:
     """
     if settings.sums is None:
         return 0
-    tables, paying = settings.sums(graph)
+    tables, paying, counts = settings.sums(graph)
     replaced: dict[fx.Node, fx.Node] = {}
+    for s in counts:
+        Counted(graph, [s], replaced).replace()
     for together in tables:
         Tables(graph, together, replaced).replace()
     for together in paying:
         Sorted(graph, together, replaced).replace()
-    return sum(len(s.parts) for together in (*tables, *paying) for s in together)
+    return len(counts) + sum(len(s.parts) for together in (*tables, *paying) for s in together)
 
 
 class Sorted:
@@ -77,7 +83,9 @@ class Sorted:
         with self._graph.inserting_before(self._like):
             indices = self._indices()
             index = self._joined(indices)
-            made = self._call(SEGMENTS, index, self._nodes())
+            same = first_alike(self._graph)
+            wrap = all(wraps(p.index, same) for s in self._sums for p in s.parts)
+            made = self._call(SEGMENTS, index, self._nodes(), False, wrap)
             order, starts, busy = (self._call(getitem, made, k) for k in range(3))
             if len(indices) == 1 and indices[0] is self._sums[0].parts[0].index:
                 order.meta[INDEX] = indices[0].name
@@ -188,6 +196,32 @@ class Tables(Sorted):
 
     def _nodes(self) -> int:
         return sum(self._heights)
+
+
+class Counted(Sorted):
+    """A sum of one number again and again, as a degree of ones: counted by atomics in whole numbers, which no order
+    changes, and rounded once. The operator that adds stays what it was, and asks as much of its index."""
+
+    def replace(self) -> None:
+        """Put the count where the sum was."""
+        (s,), node = self._sums, self._like
+        (part,), made = s.parts, node.meta["val"]
+        with self._graph.inserting_before(node):
+            index = self._flat(part.index, [-1])
+            zeros = self._call(aten.new_zeros.default, index, [self._nodes()], dtype=torch.int32)
+            ones = self._call(aten.ones_like.default, index, dtype=torch.int32)
+            if part.node.target in (aten.index_put.default, aten.embedding_dense_backward.default):
+                count = self._call(aten.index_put.default, zeros, [index], ones, True)
+            else:
+                if index.meta["val"].dtype != torch.int64:
+                    index = self._call(aten._to_copy.default, index, dtype=torch.int64)
+                count = self._call(aten.scatter_add.default, zeros, 0, index, ones)
+            count.meta[COUNTED] = True
+            each = constant(part.rows)
+            if each != 1:
+                count = self._call(aten.mul.Tensor, self._call(aten._to_copy.default, count, dtype=torch.float32), each)
+            total = self._flat(self._call(aten._to_copy.default, count, dtype=made.dtype), [-1, *made.shape[1:]])
+        self._becomes(node, total)
 
 
 def _layout(parts: Sequence[Part]) -> Layout:
