@@ -1,0 +1,282 @@
+"""A sparse program on a GPU or on the reference machine: pipelines, and what PyTorch does between them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+
+from tilestream import cuda
+from tilestream.errors import DeviceError, SparseError
+from tilestream.graph.rewrites.operators import SEGMENTS
+from tilestream.ir.dtypes import DTYPES
+from tilestream.ir.lengths import Lengths
+from tilestream.ir.pipeline import Role
+from tilestream.run.executable import Enqueue, build_ahead, executable
+from tilestream.sparse.cpu.held import flat
+from tilestream.sparse.einsum import Move, Statement
+from tilestream.sparse.moves import perform
+from tilestream.sparse.outputs import spread
+from tilestream.sparse.pipelines.library import STORED, function
+from tilestream.sparse.pipelines.lowering import Lowered, Matrix
+from tilestream.sparse.pipelines.placing import Library, Ragged, placed, sparse_matrices
+from tilestream.sparse.program import Program, Value
+from tilestream.sparse.storage import SparseTensor, to_coo
+
+TARGETS = ("cuda", "reference")
+MOST = 1 << 30
+"""Elements of a sparse tensor that PyTorch reads as a dense one, at most."""
+
+Have = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Where a matrix's entries are, by rows, as pipelines read it: int32 tensors, and what it stores."""
+
+    starts: torch.Tensor
+    busy: torch.Tensor
+    columns: torch.Tensor
+    values: torch.Tensor
+
+    @cached_property
+    def lengths(self) -> Lengths:
+        return Lengths.of(torch.diff(self.starts.cpu()).tolist())
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        return {"nodes": len(self.starts) - 1, "edges": len(self.columns)}
+
+
+def by_rows(tensor: SparseTensor, matrix: Matrix, device: torch.device, dtype: torch.dtype) -> Rows:
+    """A stored matrix with the rows of one of its dimensions, columns in ascending order."""
+    coordinates, values = to_coo(tensor)
+    rows, columns = coordinates[:, matrix.rows], coordinates[:, 1 - matrix.rows]
+    order = np.lexsort((columns, rows))
+    index = torch.from_numpy(rows[order]).to(device)
+    _, starts, busy = SEGMENTS(index, tensor.shape[matrix.rows])
+    at = torch.from_numpy(columns[order].astype(np.int32)).to(device)
+    return Rows(starts, busy, at, torch.from_numpy(values[order]).to(device, dtype))
+
+
+@dataclass(frozen=True)
+class Step:
+    """What runs at once: ``run`` reads tensors by name and adds what it makes.
+
+    Attributes:
+        statements: what it does of the program.
+        lowered, rows: of a pipeline.
+        why: of what PyTorch does, by statement, why.
+    """
+
+    name: str
+    statements: tuple[Statement | Move, ...]
+    run: Callable[[Have], None]
+    lowered: Lowered | None = None
+    rows: Rows | None = None
+    why: tuple[str, ...] = ()
+
+
+class PipelineProgram:
+    """A program whose statements over sparse matrices are ragged pipelines, and all others PyTorch's operators.
+
+    Args:
+        program: as ``compile`` makes it; its schedule, which is for streams, means nothing here.
+        target: ``cuda``: kernels, and Inductor between them. ``reference``: the reference machine, on any CPU.
+        dtype: of what lies in memory: float32, bfloat16 or float16. Pipelines compute in fp32.
+
+    Raises:
+        DeviceError: ``cuda`` without a GPU that runs our kernels.
+        SparseError: another target or dtype, or values in blocks.
+    """
+
+    def __init__(self, program: Program, target: str = "cuda", dtype: torch.dtype = torch.float32) -> None:
+        if target not in TARGETS:
+            raise SparseError(f"target {target!r}", f"use {' or '.join(TARGETS)}")
+        if dtype not in DTYPES:
+            raise SparseError(f"a program in {dtype}", f"use {', '.join(str(d) for d in DTYPES)}")
+        if target == "cuda" and (why := cuda.available()):
+            raise DeviceError(f"target 'cuda' cannot be used: {why}", "use --target reference, or cpu for loops")
+        if program.asked.block > 1 or any(d.format and d.format.block > 1 for d in program.einsums.inputs.values()):
+            raise SparseError("a program in blocks", "use block=1 for pipelines")
+        self.program, self.target, self.dtype = program, target, dtype
+        self.device = torch.device("cuda", torch.cuda.current_device()) if target == "cuda" else torch.device("cpu")
+        self.einsums, self.pieces = placed(program.einsums, DTYPES[dtype])
+        build_ahead([p.lowered.pipeline for p in self.pieces if isinstance(p, Ragged)], target)
+
+    def run(self, *inputs: Value) -> tuple[torch.Tensor, ...]:
+        """The outputs of a call, float64 and on the CPU; inputs as ``Program.run`` takes them."""
+        return tuple(x.double().cpu() for x in self.bind(*inputs)())
+
+    def bind(self, *inputs: Value) -> BoundProgram:
+        """The program on these inputs: sorted, packed and on the device.
+
+        Raises:
+            SparseError: inputs that are not those of the program, a sparse tensor too large to be dense where PyTorch
+                reads it, or a statement that it has no operator for.
+        """
+        return BoundProgram(self, self.program.bind(*inputs))
+
+
+class BoundProgram:
+    """A program on inputs that stay; ``steps`` in order. Calling it enqueues all of them: outputs on the device."""
+
+    def __init__(self, of: PipelineProgram, given: Mapping[str, SparseTensor]) -> None:
+        self.of, self._given = of, dict(given)
+        self._rows: dict[Matrix, Rows] = {}
+        self.inputs: Have = {}
+        self._kept = self._needed()
+        self.steps = tuple(self._steps())
+
+    def __call__(self) -> tuple[torch.Tensor, ...]:
+        have = self.execute()
+        return tuple(spread(view, have[view.tensor]) for view in self.of.program.outputs)
+
+    def execute(self) -> Have:
+        """All tensors by name, after a run."""
+        have = dict(self.inputs)
+        for step in self.steps:
+            step.run(have)
+        return have
+
+    # -- steps
+
+    def _needed(self) -> list[set[str]]:
+        """Behind each piece, the names that are read there or later."""
+        later = {view.tensor for view in self.of.program.outputs}
+        found: list[set[str]] = []
+        for piece in reversed(self.of.pieces):
+            found.append(later)
+            later = later | _reads(piece)
+        return found[::-1]
+
+    def _steps(self) -> list[Step]:
+        made: list[Step] = []
+        together: list[Library] = []
+        shared = sparse_matrices(self.of.einsums)
+        for at, piece in enumerate(self.of.pieces):
+            if isinstance(piece, Ragged):
+                made += self._library(together, self._kept[at - 1] | _reads(piece), len(made))
+                made.append(self._ragged(piece, len(made)))
+                together = []
+            elif isinstance(piece.step, Move) and piece.step.name in shared:
+                sparse = perform(piece.step, [self._given[n] for n in piece.step.operands])
+                self._given[piece.step.name] = sparse
+            else:
+                together.append(piece)
+        return made + self._library(together, self._kept[-1] if self._kept else set(), len(made))
+
+    def _library(self, pieces: Sequence[Library], later: set[str], number: int) -> list[Step]:
+        """Neighbouring statements of PyTorch's: compiled as one, but for operators that are only called."""
+        made: list[Step] = []
+        run: list[Library] = []
+        for at, piece in enumerate(pieces):
+            if isinstance(piece.step, Move) and piece.step.eager is not None:
+                rest = later.union(*map(_reads, pieces[at:]))
+                made += self._function(run, rest, number + len(made))
+                made.append(Step(f"PyTorch {number + len(made)}", (piece.step,), self._eager(piece.step), why=(piece.why,)))
+                run = []
+            else:
+                run.append(piece)
+        return made + self._function(run, later, number + len(made))
+
+    def _function(self, pieces: Sequence[Library], later: set[str], number: int) -> list[Step]:
+        if not pieces:
+            return []
+        steps = tuple(p.step for p in pieces)
+        own = {s.name for s in steps}
+        reads = list(dict.fromkeys(n for p in pieces for n in _operands(p.step) if n.removesuffix(STORED) not in own))
+        makes = [s.name for s in steps if s.name in later]
+        for name in reads:
+            self._dense(name)
+        compiled = self.of.target == "cuda"
+        call = function(steps, reads, makes, self.of.einsums.shapes, self.of.dtype, compiled)
+
+        def run(have: Have) -> None:
+            have.update(zip(makes, call(*[have[n] for n in reads]), strict=True))
+
+        return [Step(f"PyTorch {number}", steps, run, why=tuple(p.why for p in pieces))]
+
+    def _eager(self, move: Move) -> Callable[[Have], None]:
+        assert move.eager is not None
+        eager = move.eager
+        for name in move.operands:
+            self._dense(name)
+
+        def run(have: Have) -> None:
+            operands = [
+                spread(view, have[n]).to(self.of.dtype if kind.is_floating_point else kind)
+                for n, (view, kind) in zip(move.operands, eager.operands, strict=True)
+            ]
+            have[move.name] = eager.function(*operands).to(self.of.dtype).reshape(move.shape)
+
+        return run
+
+    def _ragged(self, piece: Ragged, number: int) -> Step:
+        low = piece.lowered
+        rows = self._by_rows(low.matrix)
+        given = {"starts": rows.starts, "starts.busy": rows.busy, "columns": rows.columns, "values": rows.values}
+        given = {t.name: given[t.name] for t in low.pipeline.tensors if t.name in given}
+        new: list[str] = []
+        for bound in low.reads:
+            self._dense(bound.tensor)
+            if bound.tensor in self.inputs:
+                given[bound.name] = self.inputs[bound.tensor].permute(bound.dims).contiguous()
+            else:
+                new.append(bound.name)
+        written = [*new, *(b.name for b in low.results)]
+        nodes = rows.sizes["nodes"]
+        enqueue: Enqueue = executable(low.pipeline, self.of.target, self.of.device).bind(given, nodes, written)
+        results = {t.name: (nodes, *(a.size or 1 for a in t.axes[1:])) for t in low.pipeline.by_role(Role.OUTPUT)}
+
+        def run(have: Have) -> None:
+            read = [have[b.tensor].permute(b.dims).contiguous() for b in low.reads if b.name in new]
+            made = [torch.empty(results[b.name], dtype=self.of.dtype, device=self.of.device) for b in low.results]
+            enqueue([*read, *made])
+            for bound, x in zip(low.results, made, strict=True):
+                have[bound.tensor] = x.permute([bound.dims.index(d) for d in range(x.dim())])
+
+        return Step(f"pipeline {number}", piece.statements, run, low, rows)
+
+    # -- inputs
+
+    def _by_rows(self, matrix: Matrix) -> Rows:
+        if matrix not in self._rows:
+            self._rows[matrix] = by_rows(self._given[matrix.name], matrix, self.of.device, self.of.dtype)
+        return self._rows[matrix]
+
+    def _dense(self, name: str) -> None:
+        """Have an input as a dense tensor on the device, or where it stores something; others are made by steps."""
+        source = name.removesuffix(STORED)
+        if name in self.inputs or source not in self._given:
+            return
+        tensor = self._given[source]
+        if math.prod(tensor.shape) > MOST:
+            shape = " x ".join(f"{n:,}" for n in tensor.shape)
+            raise SparseError(
+                f"PyTorch would read {source!r} ({shape}) as a dense tensor", "use --target cpu, which keeps it sparse"
+            )
+        if name == source:
+            self.inputs[name] = flat(tensor, torch.float64).to(self.of.device, self.of.dtype)
+        else:
+            stored = torch.zeros(tensor.shape, dtype=torch.bool)
+            stored[tuple(torch.from_numpy(to_coo(tensor)[0].T))] = True
+            self.inputs[name] = stored.to(self.of.device)
+
+
+def _operands(step: Statement | Move) -> list[str]:
+    """Names of the dense tensors that a step reads; of a mask where it stores something."""
+    if isinstance(step, Move):
+        return list(step.operands)
+    masks = step.op == "mask"
+    return [a.tensor + STORED if masks and n else a.tensor for n, a in enumerate(step.operands)]
+
+
+def _reads(piece: Ragged | Library) -> set[str]:
+    if isinstance(piece, Library):
+        return {n.removesuffix(STORED) for n in _operands(piece.step)}
+    return {b.tensor for b in piece.lowered.reads}
