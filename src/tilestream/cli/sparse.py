@@ -78,27 +78,33 @@ def run(
     depth: Depth = None,
     engine: Engine = "fast",
     target_: Annotated[
-        str, typer.Option("--target", help="streams, or cpu: compiled loops, and their time.")
+        str,
+        typer.Option(
+            "--target",
+            help="streams; cpu: compiled loops, and their time; cuda or reference: pipelines, and PyTorch between them.",
+        ),
     ] = "streams",
+    dtype: Annotated[str, typer.Option(help="Of cuda and reference: float32, bfloat16 or float16.")] = "float32",
     check: Check = True,
     output: Out = None,
     json_: Json = None,
     debug: Debug = False,
 ) -> None:
     """Run a program and hold its values against dense PyTorch in float64; exit code 1 where they differ."""
-    if target_ not in ("streams", "cpu"):
-        raise OptionError(f"--target is {target_!r}", "use streams or cpu")
+    if target_ not in ("streams", "cpu", "cuda", "reference"):
+        raise OptionError(f"--target is {target_!r}", "use streams, cpu, cuda or reference")
+    if target_ != "streams" and (depth is not None or engine != "fast"):
+        raise OptionError(f"{'--depth' if depth is not None else '--engine'} with --target {target_}", "leave it out")
     if target_ == "cpu":
-        if depth is not None or engine != "fast":
-            raise OptionError(f"{'--depth' if depth is not None else '--engine'} with --target cpu", "leave it out")
-        _run_loops(what, how, check, output, json_)
-        return
+        return _run_loops(what, how, check, output, json_)
+    if target_ != "streams":
+        return _run_pipelines(what, how, target_, dtype, check, output, json_)
     with Progress() as progress:
         loaded, program, made = _execute(what, how, engine, progress, depth=depth)
         found = _checked(check, loaded, made, program, progress)
     out.print(f"{loaded.name}: {made.cycles:,} cycles")
     _say_choice(program)
-    _save(output, made)
+    _save(output, made.outputs)
     _conclude(found, json_, {"target": loaded.name, "schedule": str(program.schedule), **_figures(program, made)})
 
 
@@ -140,7 +146,7 @@ def simulate(
         if table:
             out.print(str(region.table), soft_wrap=True)
         out.print(report.node_table(result))
-    _save(output, made)
+    _save(output, made.outputs)
     if html is not None:
         shown = [(r.name, r.graph, made.regions[r.name], str(r.table)) for r in program.regions]
         files.write(html, report.page(loaded.name, shown, str(program.schedule)))
@@ -299,7 +305,7 @@ def _run_loops(what: What, how: How, check: bool, output: Path | None, json_: Pa
     for name, seconds in made.regions.items():
         how_ = " as streams: its result is too large for an array" if name in loops.streamed else ""
         out.print(f"  {name}: {1000 * seconds:.3f} ms{how_}")
-    _save(output, made)
+    _save(output, made.outputs)
     figures = {
         "target": loaded.name,
         "schedule": str(loops.program.schedule),
@@ -307,6 +313,31 @@ def _run_loops(what: What, how: How, check: bool, output: Path | None, json_: Pa
         "regions": made.regions,
     }
     _conclude(found, json_, figures)
+
+
+def _run_pipelines(
+    what: What, how: How, target: str, dtype: str, check: bool, output: Path | None, json_: Path | None
+) -> None:
+    """A program as ragged pipelines, and PyTorch's operators between them: a line a statement, times on a GPU."""
+    from tilestream.sparse import checks
+    from tilestream.sparse.pipelines import PipelineProgram, parse_dtype, report
+
+    wanted = parse_dtype(dtype)
+    with Progress() as progress:
+        loaded = what.load(progress)
+        progress("compiling")
+        program = _made(loaded, how.schedule())
+        bound = PipelineProgram(program, target, wanted).bind(*loaded.inputs)
+        progress("running")
+        outputs = tuple(x.double().cpu() for x in bound())
+        whole_us, each_us = bound.times_us() if target == "cuda" else (None, {})
+        progress("estimating cycles as streams")
+        steps = report.told(bound, each_us, report.cycles(bound))
+        found = checks.narrow(loaded, outputs, wanted) if check else None
+    out.print(f"{loaded.name}: {len(steps)} steps" + ("" if whole_us is None else f", {whole_us:.1f} us"))
+    out.print(report.table(steps))
+    _save(output, outputs)
+    _conclude(found, json_, {"target": loaded.name, "runs on": target, "dtype": dtype, "us": whole_us, "steps": steps})
 
 
 def _say_choice(program: Any) -> None:
@@ -360,11 +391,11 @@ def _figures(program: Any, made: Any) -> dict[str, Any]:
     return whole | {"regions": cycles, "nodes": nodes, "eager": [str(step) for step in program.eager]}
 
 
-def _save(path: Path | None, made: Any) -> None:
+def _save(path: Path | None, outputs: Any) -> None:
     from tilestream.sparse import load
 
     if path is not None:
-        load.write(path, made.outputs[0])
+        load.write(path, outputs[0])
         out.print(f"result: {path}")
 
 

@@ -170,7 +170,8 @@ def function(
             have[step.name] = evaluated(step, have, dtype)
     graph.output(tuple(have[n].to(dtype).node for n in makes))
     made = fx.GraphModule({}, graph)
-    if not compiled:
+    alone = all(isinstance(s, Move) or (s.op == "mul" and s.reduced) for s in steps)
+    if not compiled or alone:  # nothing to fuse
         return made
     return _compiled.setdefault(made.code, torch.compile(made, dynamic=False))
 

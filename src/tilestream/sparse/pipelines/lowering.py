@@ -16,6 +16,7 @@ from tilestream.ir.axes import At, Axis, Level, Loop, Spread, View, along
 from tilestream.ir.pipeline import Pipeline, Role, Stage, Tensor, Tile, TileOp
 from tilestream.sparse.einsum import Access, EinsumProgram, Statement
 from tilestream.sparse.lowering.ops import fill_after
+from tilestream.sparse.pipelines.attention import weighted
 
 NODES, EDGES = Axis("nodes"), Axis("edges", of="nodes", bounds="starts")
 STEP, CTAS = 8, 264
@@ -76,6 +77,7 @@ class Lowered:
 
     Attributes:
         values: whether it reads what the matrix stores, beside where.
+        of_edges: names of what is made at each entry.
     """
 
     matrix: Matrix
@@ -83,6 +85,7 @@ class Lowered:
     reads: tuple[Bound, ...]
     results: tuple[Bound, ...]
     values: bool
+    of_edges: frozenset[str]
 
 
 @dataclass(frozen=True)
@@ -149,7 +152,8 @@ class _Lowering:
         stage = Stage("all", ops, (Loop("nodes", STEP), Loop("edges", STEP)), mesh)
         pipeline = Pipeline("sparse", (*tensors, *lists), (stage,), (), strategy="segments")
         reads = tuple(dict.fromkeys(bound for bound, _ in self._reads.values() if bound.name in used))
-        return Lowered(self.matrix, pipeline, reads, tuple(results), "values" in used)
+        of_edges = frozenset(n for n, v in self.values.items() if Along.COLUMNS in v.dims)
+        return Lowered(self.matrix, pipeline, reads, tuple(results), "values" in used, of_edges)
 
     def _no(self, reason: str) -> None:
         raise Unfit(reason, self._at)
@@ -253,34 +257,15 @@ class _Lowering:
             self._no("it has no rows of the matrix")
         attrs = (("empty", fill),) if s.reduction == "max" and self._over_edges(s) else ()
         if s.op == "mul" and s.scalar is None:
-            score = self._softmax(s)
-            if score is not None:
-                at, value = score
-                operands = [at, self._operand(value)]
+            found = weighted(self.makers, s) if self._over_edges(s) else None
+            if found is not None and found[0].tensor in self.values:
+                score, weights, values = found
+                operands = [self._operand(Access(score.tensor, weights.indices)), self._operand(values)]
                 return self._op("product", axes, operands, combine="softmax")
             return self._op("product", axes, [self._operand(a) for a in s.operands], attrs, COMBINES[s.reduction])
         both = tuple(dict.fromkeys(i for a in s.operands for i in a.indices))
         each = self._elementwise(s, both)
         return self._op("product", axes, [along(each.name, [a.name for a in each.axes])], attrs, COMBINES[s.reduction])
-
-    def _softmax(self, s: Statement) -> tuple[View, Access] | None:
-        """The scores, where a sum is weighted by the softmax of them over an edge's fellows: the view, and the rest."""
-        for share, other in (s.operands, s.operands[::-1]):
-            last = self.makers.get(share.tensor)
-            if last is None or last.op not in ("div", "share") or not self._over_edges(s):
-                continue
-            top, whole = (self.makers.get(a.tensor) for a in last.operands)
-            less = self.makers.get(top.operands[0].tensor) if top is not None and top.op == "exp" else None
-            if whole is None or less is None or less.op not in ("sub", "shift"):
-                continue
-            score, most = less.operands[0], self.makers.get(less.operands[1].tensor)
-            sums = whole.op == "copy" and whole.reduction == "add" and whole.operands[0].tensor == last.operands[0].tensor
-            least = most is not None and most.op == "copy" and most.reduction == "max"
-            if sums and least and most is not None and most.operands[0].tensor == score.tensor:
-                if len(s.reduced) == 1 and len(most.reduced) == len(whole.reduced) == 1 and score.tensor in self.values:
-                    tile = self.values[score.tensor].tile
-                    return along(tile.name, [a.name for a in tile.axes]), other
-        return None
 
     def _elementwise(self, s: Statement, indices: Sequence[str]) -> Tile:
         axes = self._axes(indices)

@@ -7,17 +7,18 @@ an open pipeline makes joins it where the kernel can do it. As soon as anything 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from tilestream.errors import TilestreamError
 from tilestream.kernels.families import why_no_kernel
-from tilestream.sparse.cpu.distributing import distributed, uses
+from tilestream.sparse.cpu.distributing import distributed
 from tilestream.sparse.cpu.fusing import reassociated
 from tilestream.sparse.einsum import EinsumProgram, Move, Statement
 from tilestream.sparse.pipelines.lowering import Lowered, Matrix, Unfit, lowered
 
-DENSE = "no operand is sparse"
+DENSE, PRODUCT = "no operand is sparse", "a product of dense matrices"
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,9 @@ class _Walk:
         self.program, self.dtype = program, dtype
         self.sparse = sparse_matrices(program)
         self.makers = {s.name: s for s in program.statements}
+        self.place = {step.name: n for n, step in enumerate(program.steps)}
+        reads = [a if isinstance(a, str) else a.tensor for step in program.steps for a in step.operands]
+        self.uses = Counter((*reads, *program.outputs))
         self.open: list[_Open] = []
         self.made: list[Piece] = []
         self.refused: dict[str, str] = {}
@@ -118,14 +122,17 @@ class _Walk:
         while left:
             access, pair = left.pop()
             maker = self.makers.get(access.tensor)
-            if maker is None or not pair <= set(access.indices) or uses(self.program, maker.name) != 1:
+            if maker is None or not pair <= set(access.indices) or self.uses[maker.name] != 1:
                 continue
             if any(a.tensor in self.sparse for a in maker.operands):
                 continue
             inner = {own for own, i in zip(maker.indices, access.indices, strict=True) if i in pair}
             found.append(maker)
             left += [(a, inner) for a in maker.operands]
-        return sorted(found, key=self.program.steps.index)
+        return self._sorted(found)
+
+    def _sorted(self, statements: Iterable[Statement]) -> list[Statement]:
+        return sorted(statements, key=lambda s: self.place[s.name])
 
     # -- steps
 
@@ -136,11 +143,11 @@ class _Walk:
         from_open = [p for p in self.open if reads & {s.name for s in p.members}]
         known = {*matrices, *(p.matrix for p in from_open)}
         if len(known) == 1 and (from_open or matrices):
-            joined = _Open(next(iter(known)), [s for p in from_open for s in p.members] + group)
-            joined.members.sort(key=self.program.steps.index)
+            joined = _Open(next(iter(known)), self._sorted([*(s for p in from_open for s in p.members), *group]))
             why = self._why_not(joined)
             if not why:
                 self.open = [p for p in self.open if p not in from_open] + [joined]
+                self._pull(joined)
                 return
         else:
             why = "it reads two sparse matrices" if known else DENSE
@@ -150,10 +157,28 @@ class _Walk:
             why = self._why_not(alone)
             if not why:
                 self.open.append(alone)
+                self._pull(alone)
                 return
         for one in group:
-            self._library(one, why if matrices or from_open else DENSE)
+            product = one.op == "mul" and one.reduced and not matrices
+            self._library(one, PRODUCT if product else why if matrices or from_open else DENSE)
         self.refused |= dict.fromkeys(matrices, why)
+
+    def _pull(self, piece: _Open) -> None:
+        """Take in what works element by element on what rows have, and only the pipeline reads."""
+        reads = {a.tensor for s in piece.members for a in s.operands}
+        for made in [p for p in self.made if isinstance(p, Library) and isinstance(p.step, Statement)]:
+            one = made.step
+            alone = isinstance(one, Statement) and not one.reduced and self.uses[one.name] == 1
+            if not alone or one.name not in reads or any(a.tensor in self.sparse for a in one.operands):
+                continue
+            more = _Open(piece.matrix, self._sorted([*piece.members, one]))
+            found = self._lowered(more, partial=True)
+            if isinstance(found, Lowered) and one.name not in found.of_edges:
+                piece.members = more.members
+                self.made.remove(made)
+                return self._pull(piece)
+        return None
 
     def _library(self, step: Statement | Move, why: str) -> None:
         self._close_all({a if isinstance(a, str) else a.tensor for a in step.operands})
@@ -181,7 +206,7 @@ class _Walk:
             for a in s.operands:
                 if a.tensor in own:
                     inside[a.tensor] += 1
-        return frozenset(name for name in own if uses(self.program, name) > inside[name])
+        return frozenset(name for name in own if self.uses[name] > inside[name])
 
     def _why_not(self, piece: _Open) -> str:
         """Why statements are no pipeline as far as is known: what they will be read for is not looked at."""

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 
 import numpy as np
 import torch
 
 from tilestream import cuda
-from tilestream.errors import DeviceError, SparseError
+from tilestream.errors import DeviceError, OptionError, SparseError
 from tilestream.graph.rewrites.operators import SEGMENTS
 from tilestream.ir.dtypes import DTYPES
 from tilestream.ir.lengths import Lengths
-from tilestream.ir.pipeline import Role
+from tilestream.ir.pipeline import Pipeline, Role
+from tilestream.run import timing
 from tilestream.run.executable import Enqueue, build_ahead, executable
 from tilestream.sparse.cpu.held import flat
 from tilestream.sparse.einsum import Move, Statement
 from tilestream.sparse.moves import perform
 from tilestream.sparse.outputs import spread
+from tilestream.sparse.pipelines.attention import attention
 from tilestream.sparse.pipelines.library import STORED, function
 from tilestream.sparse.pipelines.lowering import Lowered, Matrix
 from tilestream.sparse.pipelines.placing import Library, Ragged, placed, sparse_matrices
@@ -28,10 +31,21 @@ from tilestream.sparse.program import Program, Value
 from tilestream.sparse.storage import SparseTensor, to_coo
 
 TARGETS = ("cuda", "reference")
-MOST = 1 << 30
-"""Elements of a sparse tensor that PyTorch reads as a dense one, at most."""
+MOST, MOST_BESIDE = 1 << 30, 1 << 27
+"""Elements of a sparse tensor that PyTorch reads as a dense one, at most; and where a pipeline reads it as well."""
 
 Have = dict[str, torch.Tensor]
+
+
+def parse_dtype(text: str) -> torch.dtype:
+    """
+    Raises:
+        OptionError: it is none of those that pipelines know.
+    """
+    known = {str(d).removeprefix("torch."): d for d in DTYPES}
+    if text not in known:
+        raise OptionError(f"--dtype is {text!r}", f"use {', '.join(known)}")
+    return known[text]
 
 
 @dataclass(frozen=True)
@@ -71,6 +85,7 @@ class Step:
         statements: what it does of the program.
         lowered, rows: of a pipeline.
         why: of what PyTorch does, by statement, why.
+        other_us: what the other of a pipeline and PyTorch's operators takes, where both were timed.
     """
 
     name: str
@@ -79,6 +94,7 @@ class Step:
     lowered: Lowered | None = None
     rows: Rows | None = None
     why: tuple[str, ...] = ()
+    other_us: float | None = None
 
 
 class PipelineProgram:
@@ -88,13 +104,17 @@ class PipelineProgram:
         program: as ``compile`` makes it; its schedule, which is for streams, means nothing here.
         target: ``cuda``: kernels, and Inductor between them. ``reference``: the reference machine, on any CPU.
         dtype: of what lies in memory: float32, bfloat16 or float16. Pipelines compute in fp32.
+        choose: on a GPU, time PyTorch's operators on dense tensors in the place of each pipeline, and keep what is
+            faster.
 
     Raises:
         DeviceError: ``cuda`` without a GPU that runs our kernels.
         SparseError: another target or dtype, or values in blocks.
     """
 
-    def __init__(self, program: Program, target: str = "cuda", dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self, program: Program, target: str = "cuda", dtype: torch.dtype = torch.float32, choose: bool = True
+    ) -> None:
         if target not in TARGETS:
             raise SparseError(f"target {target!r}", f"use {' or '.join(TARGETS)}")
         if dtype not in DTYPES:
@@ -103,7 +123,7 @@ class PipelineProgram:
             raise DeviceError(f"target 'cuda' cannot be used: {why}", "use --target reference, or cpu for loops")
         if program.asked.block > 1 or any(d.format and d.format.block > 1 for d in program.einsums.inputs.values()):
             raise SparseError("a program in blocks", "use block=1 for pipelines")
-        self.program, self.target, self.dtype = program, target, dtype
+        self.program, self.target, self.dtype, self.choose = program, target, dtype, choose and target == "cuda"
         self.device = torch.device("cuda", torch.cuda.current_device()) if target == "cuda" else torch.device("cpu")
         self.einsums, self.pieces = placed(program.einsums, DTYPES[dtype])
         build_ahead([p.lowered.pipeline for p in self.pieces if isinstance(p, Ragged)], target)
@@ -128,6 +148,7 @@ class BoundProgram:
     def __init__(self, of: PipelineProgram, given: Mapping[str, SparseTensor]) -> None:
         self.of, self._given = of, dict(given)
         self._rows: dict[Matrix, Rows] = {}
+        self._times: dict[tuple[Pipeline, Matrix], list[float]] = {}
         self.inputs: Have = {}
         self._kept = self._needed()
         self.steps = tuple(self._steps())
@@ -142,6 +163,13 @@ class BoundProgram:
         for step in self.steps:
             step.run(have)
         return have
+
+    def times_us(self) -> tuple[float, dict[str, float]]:
+        """Microseconds of a run and of each step by itself: CUDA graphs, in turn, medians."""
+        have = self.execute()
+        calls = [self.execute, *(partial(step.run, dict(have)) for step in self.steps)]
+        whole, *each = timing.timed_side_by_side(calls)
+        return whole, dict(zip((step.name for step in self.steps), each, strict=True))
 
     # -- steps
 
@@ -162,6 +190,8 @@ class BoundProgram:
             if isinstance(piece, Ragged):
                 made += self._library(together, self._kept[at - 1] | _reads(piece), len(made))
                 made.append(self._ragged(piece, len(made)))
+                if self.of.choose:
+                    made[-1] = self._faster(made, self._kept[at])
                 together = []
             elif isinstance(piece.step, Move) and piece.step.name in shared:
                 sparse = perform(piece.step, [self._given[n] for n in piece.step.operands])
@@ -200,6 +230,49 @@ class BoundProgram:
             have.update(zip(makes, call(*[have[n] for n in reads]), strict=True))
 
         return [Step(f"PyTorch {number}", steps, run, why=tuple(p.why for p in pieces))]
+
+    def _faster(self, steps: Sequence[Step], later: set[str]) -> Step:
+        """The last of some steps, or PyTorch's operators in its place; both are timed on what those before it make."""
+        mine = steps[-1]
+        low, rows = mine.lowered, mine.rows
+        assert low is not None and rows is not None
+        other = self._dense_step(mine, later)
+        if other is None:
+            return mine
+        key = (low.pipeline, low.matrix)
+        if key not in self._times:
+            have = dict(self.inputs)
+            for step in steps[:-1]:
+                step.run(have)
+            arms = [timing.capture(partial(step.run, dict(have))) for step in (mine, other)]
+            self._times[key] = [statistics.median(found) for found in timing.to_choose(arms)]
+        own, dense = self._times[key]
+        if own <= dense:
+            return replace(mine, other_us=dense)
+        why = f"{dense:.1f} us, its pipeline {own:.1f}"
+        return replace(other, why=(why,) * len(mine.statements), other_us=own)
+
+    def _dense_step(self, step: Step, later: set[str]) -> Step | None:
+        """A pipeline's statements by PyTorch; None where a dense matrix would be too large."""
+        statements = tuple(s for s in step.statements if isinstance(s, Statement))
+        assert step.lowered is not None
+        name = step.lowered.matrix.name
+        if math.prod(self._given[name].shape) > MOST_BESIDE:
+            return None
+        found = attention(statements)
+        if found is None:
+            (made,) = self._function([Library(s, "") for s in statements], later, int(step.name.split()[-1]))
+            return made
+        self._dense(name + STORED)
+        call = found.call(self.inputs[name + STORED])
+        reads = [found.q[0], found.k[0], found.v[0]]
+        for one in reads:
+            self._dense(one)
+
+        def run(have: Have) -> None:
+            (have[found.result],) = call(*[have[n] for n in reads])
+
+        return Step(f"PyTorch {step.name.split()[-1]}", statements, run)
 
     def _eager(self, move: Move) -> Callable[[Have], None]:
         assert move.eager is not None
