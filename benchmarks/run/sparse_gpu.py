@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from torch import Tensor, nn
@@ -203,7 +203,7 @@ def cycles(row: dict[str, Cell]) -> Cell:
         wanted = [r for r in wanted if r["values"] == "scalars"]
     elif model == "SAE":
         share = data.split("weights ")[1]
-        wanted = [r for r in rows if f"imagenet" in str(r["data"]) and f"weights {share}" in str(r["data"])]
+        wanted = [r for r in rows if "imagenet" in str(r["data"]) and f"weights {share}" in str(r["data"])]
     else:
         wanted = [r for r in rows if str(r["data"]).removeprefix(f"{model} on ").split("-like")[0] == data]
     found = [int(str(r["cycles"])) for r in wanted]
@@ -212,11 +212,11 @@ def cycles(row: dict[str, Cell]) -> Cell:
 
 NOTES = (
     "Microseconds on one {gpu}: CUDA graphs, all arms of a row in turn, medians. `ours`: what `tilestream sparse run "
-    "--target cuda` does, the faster of a pipeline and PyTorch's operators in each place, both timed at the first call; "
-    "`pipelines`: these wherever one can be. `gain`: the fastest of the others over `ours`.",
+    "--target cuda` does, the faster of a pipeline and PyTorch's operators in each place, both timed at the first "
+    "call; `pipelines`: these wherever one can be. `gain`: the fastest of the others over `ours`.",
     "`eager`: the module on dense tensors (adjacency or mask dense); `torch.sparse`: its CSR matrices; `Inductor`: of "
-    "graphs with a gather and an `index_add` an edge, else of dense tensors; `FlexAttention`: compiled, by a block mask "
-    "of 128, whose `mask_mod` looks the block up.",
+    "graphs with a gather and an `index_add` an edge, else of dense tensors; `FlexAttention`: compiled, by a block "
+    "mask of 128, whose `mask_mod` looks the block up.",
     "`CPU loops`: a whole call of `--target cpu` in float32 on the host of the GPU, on {threads} threads.",
     "`cycles`: the cycle simulator's, at the fusion that takes fewest (the autoencoder's at a quarter of the pixels, "
     "four times). At a gigahertz a million cycles are a millisecond.",
@@ -231,6 +231,7 @@ def main() -> None:
     parser.add_argument("--sets", nargs="*", choices=SETS)
     parser.add_argument("--dtype", nargs="*", choices=DTYPES, default=["bfloat16"], help="of GPT-3")
     parser.add_argument("--lock", type=Path, help="a file: one process times when no other one compiles")
+    parser.add_argument("--wait", type=float, default=60.0, help="seconds from the start that it waits for them")
     parser.add_argument("--part", type=Path, help="where this process's rows go")
     parser.add_argument("--join", type=Path, nargs="*", help="parts to make the table of")
     parser.add_argument("--out", type=Path)
@@ -258,7 +259,8 @@ def surroundings() -> dict[str, object]:
 @torch.no_grad()
 def run(given: argparse.Namespace) -> list[dict[str, Cell]]:
     """Rows of the models, all compiled before one is timed."""
-    lock = open(given.lock, "w") if given.lock else None  # noqa: SIM115 (held until the process ends)
+    began = time.perf_counter()
+    lock, turn = (open(f"{given.lock}{end}", "w") if given.lock else None for end in ("", ".turn"))
     if lock:
         fcntl.flock(lock, fcntl.LOCK_SH)
     rows: list[Row] = []
@@ -272,8 +274,10 @@ def run(given: argparse.Namespace) -> list[dict[str, Cell]]:
             torch.cuda.synchronize()
             rows.append(row)
             print(f"{time.perf_counter():.0f}: {row.model} on {row.data} is compiled", flush=True)
-    if lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    if lock and turn:
+        while time.perf_counter() < began + given.wait and not _alone(lock):
+            time.sleep(0.2)
+        fcntl.flock(turn, fcntl.LOCK_EX)
     found: list[dict[str, Any]] = []
     for row in rows:
         found.append(measured(row))
@@ -281,6 +285,16 @@ def run(given: argparse.Namespace) -> list[dict[str, Cell]]:
         if given.part:
             given.part.write_text(json.dumps({"rows": found, "environment": surroundings()}) + "\n", encoding="utf-8")
     return found
+
+
+def _alone(lock: IO[str]) -> bool:
+    """Whether no process compiles any more."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    fcntl.flock(lock, fcntl.LOCK_UN)
+    return True
 
 
 if __name__ == "__main__":

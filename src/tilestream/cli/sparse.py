@@ -81,7 +81,7 @@ def run(
         str,
         typer.Option(
             "--target",
-            help="streams; cpu: compiled loops, and their time; cuda or reference: pipelines, and PyTorch between them.",
+            help="streams; cpu: compiled loops, and their time; cuda or reference: pipelines, PyTorch between them.",
         ),
     ] = "streams",
     dtype: Annotated[str, typer.Option(help="Of cuda and reference: float32, bfloat16 or float16.")] = "float32",

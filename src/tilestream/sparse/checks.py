@@ -102,7 +102,9 @@ class NarrowCheck:
     def __str__(self) -> str:
         words = "within" if self.ok else "OVER"
         dtype = str(self.dtype).removeprefix("torch.")
-        return f"values: relative error {self.error:.1e} against float64, {words} twice {dtype}'s own of {self.eager:.1e}"
+        return (
+            f"values: relative error {self.error:.1e} against float64, {words} twice {dtype}'s own of {self.eager:.1e}"
+        )
 
 
 def narrow(target: Target, outputs: Sequence[torch.Tensor], dtype: torch.dtype) -> NarrowCheck | None:
@@ -113,11 +115,11 @@ def narrow(target: Target, outputs: Sequence[torch.Tensor], dtype: torch.dtype) 
     except SparseError:
         return None
     wanted, eager = ([x if x.layout == torch.strided else x.to_dense() for x in made] for made in (wanted, eager))
-    worst = [
+    ours, theirs = (
         max((oracle.error(x.double(), w) for x, w in zip(made, wanted, strict=True)), default=0.0)
         for made in (outputs, eager)
-    ]
-    return NarrowCheck(*worst, dtype, f"{target.oracle()} in float64")
+    )
+    return NarrowCheck(ours, theirs, dtype, f"{target.oracle()} in float64")
 
 
 def check(target: Target, made: Any, program: Program) -> Check | None:

@@ -1,4 +1,4 @@
-"""Attention among statements: sums weighted by a softmax, and the whole of a masked one, which PyTorch has a call for."""
+"""Attention among statements: sums weighted by a softmax, and the whole of a masked one, which PyTorch has a call of."""
 
 from __future__ import annotations
 

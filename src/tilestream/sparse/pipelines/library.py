@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.fx.proxy import GraphAppendingTracer
 
 from tilestream.errors import SparseError
 from tilestream.sparse.einsum import Move, Statement
@@ -161,7 +162,7 @@ def function(
     Steps that are alike but for their names, as those of equal layers, are the same function.
     """
     graph = fx.Graph()
-    tracer = fx.proxy.GraphAppendingTracer(graph)
+    tracer = GraphAppendingTracer(graph)
     have: dict[str, Any] = {n: fx.Proxy(graph.placeholder(f"x{k}"), tracer) for k, n in enumerate(reads)}
     for step in steps:
         if isinstance(step, Move):

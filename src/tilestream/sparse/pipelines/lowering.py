@@ -7,7 +7,7 @@ features. Which of these an index is follows from the statements that share a va
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -22,12 +22,10 @@ NODES, EDGES = Axis("nodes"), Axis("edges", of="nodes", bounds="starts")
 STEP, CTAS = 8, 264
 """Nodes, and edges of one, that a worker of the reference machine takes at once; and workers."""
 
-UNARY = tuple(
-    "relu gelu gelu_tanh silu sigmoid tanh exp log sin cos neg abs sqrt rsqrt reciprocal square".split()
-)
+UNARY = tuple("relu gelu gelu_tanh silu sigmoid tanh exp log sin cos neg abs sqrt rsqrt reciprocal square".split())
 BINARY = {"add": "add", "sub": "sub", "mul": "mul", "div": "div", "max": "maximum", "min": "minimum"}
 BINARY |= {"shift": "sub", "share": "div"}
-"""By operation of a statement, that of a tile. Where ``shift`` and ``share`` are other than these, nothing is stored."""
+"""By operation of a statement, that of a tile: ``shift`` and ``share`` are others only where nothing is stored."""
 REVERSED = {"rsub": "sub", "rdiv": "div"}
 COMBINES = {"add": "sum", "max": "max"}
 
@@ -164,10 +162,12 @@ class _Lowering:
         """Of each member, which of its indices run along rows or columns."""
         dims: dict[str, dict[int, Along]] = {self.matrix.name: dict(enumerate(self.matrix.along))}
         found: dict[str, dict[str, Along]] = {s.name: {} for s in self.members}
-        known = -1
+        known, names = -1, {*self.makers, self.matrix.name}
         while known != (known := sum(map(len, (*dims.values(), *found.values())))):
             for s in (*self.members, *reversed(self.members)):
-                own = [a for a in (*s.operands, Access(s.name, s.indices)) if a.tensor in {*self.makers, self.matrix.name}]
+                own = [
+                    a for a in (*s.operands, Access(s.name, s.indices)) if a.tensor in {*self.makers, self.matrix.name}
+                ]
                 for access in own:
                     for d, role in dims.get(access.tensor, {}).items():
                         if found[s.name].setdefault(access.indices[d], role) is not role:
@@ -194,8 +194,11 @@ class _Lowering:
             for d, index in enumerate(access.indices):
                 if index in self._fresh or index in self.along[statement.name]:
                     continue
-                known = (self.values[a.tensor].dims[a.indices.index(index)]
-                         for a in statement.operands if a.tensor in self.values and index in a.indices)
+                known = (
+                    self.values[a.tensor].dims[a.indices.index(index)]
+                    for a in statement.operands
+                    if a.tensor in self.values and index in a.indices
+                )
                 if next(known, None) is None:
                     axis = Axis(f"f{len(self.features)}", self.program.shapes[access.tensor][d])
                     self._fresh[index] = axis
@@ -333,7 +336,10 @@ class _Lowering:
         if not first:
             if (access.tensor, dims) not in self._reads:
                 self.tensors[title] = Tensor(title, Role.PARAMETER, tuple(features), self.dtype)
-                self._reads[access.tensor, dims] = Bound(title, access.tensor, order), along(title, [f.name for f in features])
+                self._reads[access.tensor, dims] = (
+                    Bound(title, access.tensor, order),
+                    along(title, [f.name for f in features]),
+                )
             found = self._reads[access.tensor, dims][1]
             assert isinstance(found, View)
             return found
@@ -372,7 +378,9 @@ class _Lowering:
         name = f"y{sum(op.kind == 'store' for op in self.ops)}"
         self.tensors[name] = Tensor(name, Role.OUTPUT, (NODES, *features), self.dtype)
         own = [a.name for a in value.tile.axes]
-        self.ops.append(TileOp("store", None, (along(value.tile.name, own),), (along(name, own),), (), statement.source))
+        self.ops.append(
+            TileOp("store", None, (along(value.tile.name, own),), (along(name, own),), (), statement.source)
+        )
         order = (value.dims.index(Along.ROWS), *(value.dims.index(f) for f in features))
         return Bound(name, statement.name, order)
 

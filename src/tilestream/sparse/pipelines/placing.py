@@ -167,10 +167,11 @@ class _Walk:
     def _pull(self, piece: _Open) -> None:
         """Take in what works element by element on what rows have, and only the pipeline reads."""
         reads = {a.tensor for s in piece.members for a in s.operands}
-        for made in [p for p in self.made if isinstance(p, Library) and isinstance(p.step, Statement)]:
-            one = made.step
-            alone = isinstance(one, Statement) and not one.reduced and self.uses[one.name] == 1
-            if not alone or one.name not in reads or any(a.tensor in self.sparse for a in one.operands):
+        for made in list(self.made):
+            one = made.step if isinstance(made, Library) else None
+            if not isinstance(one, Statement) or one.reduced or self.uses[one.name] != 1 or one.name not in reads:
+                continue
+            if any(a.tensor in self.sparse for a in one.operands):
                 continue
             more = _Open(piece.matrix, self._sorted([*piece.members, one]))
             found = self._lowered(more, partial=True)
@@ -201,7 +202,7 @@ class _Walk:
 
     def _read_outside(self, piece: _Open) -> frozenset[str]:
         own = {s.name for s in piece.members}
-        inside = {name: 0 for name in own}
+        inside = dict.fromkeys(own, 0)
         for s in piece.members:
             for a in s.operands:
                 if a.tensor in own:

@@ -208,7 +208,9 @@ class BoundProgram:
             if isinstance(piece.step, Move) and piece.step.eager is not None:
                 rest = later.union(*map(_reads, pieces[at:]))
                 made += self._function(run, rest, number + len(made))
-                made.append(Step(f"PyTorch {number + len(made)}", (piece.step,), self._eager(piece.step), why=(piece.why,)))
+                made.append(
+                    Step(f"PyTorch {number + len(made)}", (piece.step,), self._eager(piece.step), why=(piece.why,))
+                )
                 run = []
             else:
                 run.append(piece)
@@ -298,7 +300,7 @@ class BoundProgram:
         for bound in low.reads:
             self._dense(bound.tensor)
             if bound.tensor in self.inputs:
-                given[bound.name] = self.inputs[bound.tensor].permute(bound.dims).contiguous()
+                given[bound.name] = _laid(self.inputs[bound.tensor], bound.dims)
             else:
                 new.append(bound.name)
         written = [*new, *(b.name for b in low.results)]
@@ -307,7 +309,7 @@ class BoundProgram:
         results = {t.name: (nodes, *(a.size or 1 for a in t.axes[1:])) for t in low.pipeline.by_role(Role.OUTPUT)}
 
         def run(have: Have) -> None:
-            read = [have[b.tensor].permute(b.dims).contiguous() for b in low.reads if b.name in new]
+            read = [_laid(have[b.tensor], b.dims) for b in low.reads if b.name in new]
             made = [torch.empty(results[b.name], dtype=self.of.dtype, device=self.of.device) for b in low.results]
             enqueue([*read, *made])
             for bound, x in zip(low.results, made, strict=True):
@@ -339,6 +341,12 @@ class BoundProgram:
             stored = torch.zeros(tensor.shape, dtype=torch.bool)
             stored[tuple(torch.from_numpy(to_coo(tensor)[0].T))] = True
             self.inputs[name] = stored.to(self.of.device)
+
+
+def _laid(x: torch.Tensor, dims: tuple[int, ...]) -> torch.Tensor:
+    """A tensor with its dimensions in another order, in memory as kernels read it."""
+    made = x.permute(dims).contiguous()
+    return made.clone() if made.data_ptr() % 16 else made
 
 
 def _operands(step: Statement | Move) -> list[str]:
