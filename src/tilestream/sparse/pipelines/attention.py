@@ -1,4 +1,4 @@
-"""Attention among statements: sums weighted by a softmax, and the whole of a masked one, which PyTorch has a call of."""
+"""Attention among statements: sums weighted by a softmax, and the whole of a masked one, a call of PyTorch's."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def attention(statements: Sequence[Statement]) -> Attention | None:
         return None
     value, mask = masked.operands
     scale, scaled = 1.0, makers.get(value.tensor)
-    count = 7
+    count = 8  # of statements without a scale
     while scaled is not None and scaled.op in ("div", "mul") and scaled.scalar is not None:
         scale *= 1 / scaled.scalar if scaled.op == "div" else scaled.scalar
         count, scaled = count + 1, makers.get(scaled.operands[0].tensor)

@@ -111,7 +111,7 @@ def _aligned(x: Any, own: Sequence[str], letters: Sequence[str]) -> Any:
 def _product(s: Statement, operands: Sequence[Any]) -> Any:
     """A matrix product as one where both operands are matrices; else as torch's einsum."""
     (a, x), (b, y) = zip((o.indices for o in s.operands), operands, strict=True)
-    if len(a) == len(b) == 2 and len(s.reduced) == 1 and len(s.indices) == 2 and s.indices[0] in a:
+    if len(a) == len(b) == len(s.indices) == 2 and set(a) & set(b) == set(s.reduced) and s.indices[0] in a:
         x = x if a[1] == s.reduced[0] else x.t()
         y = y if b[0] == s.reduced[0] else y.t()
         return torch.mm(x, y)

@@ -162,7 +162,7 @@ class _Lowering:
         """Of each member, which of its indices run along rows or columns."""
         dims: dict[str, dict[int, Along]] = {self.matrix.name: dict(enumerate(self.matrix.along))}
         found: dict[str, dict[str, Along]] = {s.name: {} for s in self.members}
-        known, names = -1, {*self.makers, self.matrix.name}
+        known = -1
         while known != (known := sum(map(len, (*dims.values(), *found.values())))):
             for s in (*self.members, *reversed(self.members)):
                 own = [
@@ -175,6 +175,9 @@ class _Lowering:
                 for access in own:
                     at = dims.setdefault(access.tensor, {})
                     at |= {d: found[s.name][i] for d, i in enumerate(access.indices) if i in found[s.name]}
+        for s in self.members:
+            if len(set(found[s.name].values())) < len(found[s.name]):
+                raise Unfit(f"it reads {self.matrix.name} under two indices for one", s)
         return found
 
     def _dim(self, index: str) -> Dim:
@@ -241,7 +244,7 @@ class _Lowering:
         if complete and not (s.op == "div" and stored[0]) or not joins:
             self._no("it makes something of what is not stored")
         if s.reduction == "max" and s.reduced and fill == 0 and self._over_edges(s):
-            self._no("a maximum that zeros which are not stored belong to")
+            self._no("a maximum over zeros that are not stored")
         return (0.0 if s.reduced else fill), True
 
     def _is_stored(self, tensor: str) -> bool:
