@@ -18,9 +18,10 @@ import fcntl
 import json
 import statistics
 import time
-from collections.abc import Callable, Iterator
+import traceback
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -32,7 +33,7 @@ from benchmarks.lib.sparse_peers import Flexible, autoencoded, over_edges
 from tilestream.apps.sparse import GPT3, bigbird_mask
 from tilestream.bench.environment import environment
 from tilestream.run import oracle, timing
-from tilestream.sparse import Format, Schedule, compile, graphs
+from tilestream.sparse import Schedule, compile, graphs
 from tilestream.sparse.cpu import CpuProgram
 from tilestream.sparse.pipelines import PipelineProgram
 from tilestream.sparse.pipelines.report import predicted_us
@@ -41,6 +42,7 @@ from tilestream.sparse.reproduce.models import Case
 from tilestream.sparse.reproduce.study import Cell, Study
 
 FOLDER = RESULTS / "sparse"
+MODELS = ("gcn", "graphsage", "sae", "gpt3")
 SETS = ("cora", "cora_ml", "dblp", "collab")
 DENSE_NODES = 20_000
 """Nodes up to which an adjacency is multiplied as a dense matrix too."""
@@ -88,22 +90,21 @@ def on_device(module: nn.Module, dtype: torch.dtype) -> nn.Module:
     return copy.deepcopy(module).to("cuda", dtype).eval()
 
 
-def graph_rows(make: Callable[..., Case], given: argparse.Namespace) -> Iterator[Row]:
-    for name in given.sets or SETS:
-        graph = graphs.load(name)
-        case = make(graph)
-        case = Case(case.name, case.module, case.inputs, {"adjacency": models.DCSR}, case.layers)
-        adjacency, x = (t.to("cuda") for t in case.inputs)
-        wide = on_device(case.module, torch.float64)
-        row = Row(case.name.split()[0], graph.name, torch.float32, wide(adjacency, x))
-        ours(row, case)
-        module, near, features = on_device(case.module, row.dtype), adjacency.float(), x.float()
-        row.arms["torch.sparse"] = partial(module, near, features)
-        if graph.nodes <= DENSE_NODES:
-            row.arms["eager"] = partial(module, near.to_dense(), features)
-        row.arms["Inductor"] = partial(torch.compile(over_edges(module), dynamic=False), *edges_of(near), features)
-        row.loops = loops(case)
-        yield row
+def graph_row(make: Callable[..., Case], name: str) -> Row:
+    graph = graphs.load(name)
+    case = make(graph)
+    case = Case(case.name, case.module, case.inputs, {"adjacency": models.DCSR}, case.layers)
+    adjacency, x = (t.to("cuda") for t in case.inputs)
+    wide = on_device(case.module, torch.float64)
+    row = Row(case.name.split()[0], graph.name, torch.float32, wide(adjacency, x))
+    ours(row, case)
+    module, near, features = on_device(case.module, row.dtype), adjacency.float(), x.float()
+    row.arms["torch.sparse"] = partial(module, near, features)
+    if graph.nodes <= DENSE_NODES:
+        row.arms["eager"] = partial(module, near.to_dense(), features)
+    row.arms["Inductor"] = partial(torch.compile(over_edges(module), dynamic=False), *edges_of(near), features)
+    row.loops = loops(case)
+    return row
 
 
 def edges_of(adjacency: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -112,47 +113,53 @@ def edges_of(adjacency: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return entries.indices()[0].clone(), entries.indices()[1].clone(), entries.values()
 
 
-def autoencoders(given: argparse.Namespace) -> Iterator[Row]:
-    for density in (0.5, 0.1):
-        case = models.sae(224 * 224, 256, 32, density)
-        (images,) = (t.to("cuda") for t in case.inputs)
-        exact = on_device(case.module, torch.float64)(images)
-        row = Row("SAE", f"ImageNet, weights {density:.0%} full", torch.float32, exact)
-        ours(row, case)
-        module, narrow = on_device(case.module, row.dtype), images.float()
-        row.arms["eager"] = partial(module, narrow)
-        row.arms["Inductor"] = partial(torch.compile(module, dynamic=False), narrow)
-        row.arms["torch.sparse"] = autoencoded(module, narrow)
-        row.loops = loops(case)
-        yield row
+def autoencoder(density: float) -> Row:
+    case = models.sae(224 * 224, 256, 32, density)
+    (images,) = (t.to("cuda") for t in case.inputs)
+    exact = on_device(case.module, torch.float64)(images)
+    row = Row("SAE", f"ImageNet, weights {density:.0%} full", torch.float32, exact)
+    ours(row, case)
+    module, narrow = on_device(case.module, row.dtype), images.float()
+    row.arms["eager"] = partial(module, narrow)
+    row.arms["Inductor"] = partial(torch.compile(module, dynamic=False), narrow)
+    row.arms["torch.sparse"] = autoencoded(module, narrow)
+    row.loops = loops(case)
+    return row
 
 
-def gpt3(given: argparse.Namespace) -> Iterator[Row]:
-    for dtype in given.dtype:
-        module = on_device(GPT3(), DTYPES[dtype])
-        wide = on_device(GPT3(), torch.float64)
-        inductor = copy.deepcopy(module)
-        for decoder in inductor.get_submodule("decoders").children():
-            decoder.compile(dynamic=False)
-        x = torch.randn(1024, 768, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-        for block in (64, 32, 16):
-            mask = bigbird_mask(1024, block)
-            row = Row("GPT-3", f"BigBird, blocks of {block}", DTYPES[dtype], wide(x.cuda(), mask.cuda()))
-            case = Case("gpt3", GPT3(), (x, mask), {"mask": Format(("compressed", "compressed"))}, lambda n: (n,))
-            ours(row, case)
-            narrow = x.to("cuda", row.dtype)
-            row.arms["eager"] = partial(module, narrow, mask.to("cuda", row.dtype))
-            row.arms["Inductor"] = partial(inductor, narrow, mask.to("cuda", row.dtype))
-            row.arms["FlexAttention"] = partial(Flexible(module, 1024, block), narrow)
-            yield row
+@cache
+def decoders(dtype: torch.dtype) -> tuple[nn.Module, nn.Module]:
+    """GPT-3 on the device, and the same with each decoder compiled by Inductor."""
+    module = on_device(GPT3(), dtype)
+    compiled = copy.deepcopy(module)
+    for decoder in compiled.get_submodule("decoders").children():
+        decoder.compile(dynamic=False)
+    return module, compiled
 
 
-MODELS: dict[str, Callable[[argparse.Namespace], Iterator[Row]]] = {
-    "gcn": partial(graph_rows, models.gcn),
-    "graphsage": partial(graph_rows, models.graphsage),
-    "sae": autoencoders,
-    "gpt3": gpt3,
-}
+def gpt3(dtype: torch.dtype, block: int) -> Row:
+    module, inductor = decoders(dtype)
+    x = torch.randn(1024, 768, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    mask = bigbird_mask(1024, block)
+    exact = on_device(GPT3(), torch.float64)(x.to("cuda"), mask.to("cuda"))
+    row = Row("GPT-3", f"BigBird, blocks of {block}", dtype, exact)
+    case = Case("gpt3", GPT3(), (x, mask), {"mask": models.DCSR}, lambda n: (n,))
+    ours(row, case)
+    narrow = x.to("cuda", row.dtype)
+    row.arms["eager"] = partial(module, narrow, mask.to("cuda", row.dtype))
+    row.arms["Inductor"] = partial(inductor, narrow, mask.to("cuda", row.dtype))
+    row.arms["FlexAttention"] = partial(Flexible(module, 1024, block), narrow)
+    return row
+
+
+def rows_of(model: str, given: argparse.Namespace) -> list[Callable[[], Row]]:
+    """What makes each row of a model."""
+    if model == "sae":
+        return [partial(autoencoder, density) for density in (0.5, 0.1)]
+    if model == "gpt3":
+        return [partial(gpt3, DTYPES[dtype], block) for dtype in given.dtype for block in (64, 32, 16)]
+    make = models.gcn if model == "gcn" else models.graphsage
+    return [partial(graph_row, make, name) for name in given.sets or SETS]
 
 
 def measured(row: Row) -> dict[str, Cell]:
@@ -265,7 +272,12 @@ def run(given: argparse.Namespace) -> list[dict[str, Cell]]:
         fcntl.flock(lock, fcntl.LOCK_SH)
     rows: list[Row] = []
     for name in given.models or MODELS:
-        for row in MODELS[name](given):
+        for make in rows_of(name, given):
+            try:
+                row = make()
+            except Exception:
+                traceback.print_exc()
+                continue
             for arm in row.arms.values():
                 try:
                     arm()

@@ -152,7 +152,9 @@ def test_why_not_a_pipeline():
     assert "it makes something of what is not stored" in why(lambda a, x: torch.exp(a) @ x, a, x)
     assert any("each entry is read by other statements" in w for w in why(lambda a, x: a * (x @ x.t()), a, x))
     assert any("zeros that are not stored" in w for w in why(lambda a, x: (a @ x) + (a * 2).amax(1)[:, None], a, x))
-    assert "it reads two sparse matrices" in why(lambda a, x: (a * a.t()) @ x, a, x)
+    assert "it reads two sparse matrices" in why(
+        lambda a, b, x: (a * b) @ x, a, rand(8, 8, density=0.3).to_sparse_csr(), x
+    )
 
 
 def test_features_that_no_kernel_holds_stay_with_pytorch():
@@ -216,7 +218,16 @@ def make():
 def test_command(tmp_path: Path):
     file = tmp_path / "model.py"
     file.write_text(MODULE, encoding="utf-8")
-    arguments = ["run", f"{file}:make", "--target", "reference", "--dtype", "bfloat16", "--json", str(tmp_path / "o.json")]
+    arguments = [
+        "run",
+        f"{file}:make",
+        "--target",
+        "reference",
+        "--dtype",
+        "bfloat16",
+        "--json",
+        str(tmp_path / "o.json"),
+    ]
     ran = CliRunner().invoke(app, arguments, env={"COLUMNS": "200"})
     assert ran.exit_code == 0, ran.output
     assert "4 steps" in ran.output and "a product of dense matrices" in ran.output

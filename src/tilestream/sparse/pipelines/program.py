@@ -13,11 +13,11 @@ import torch
 
 from tilestream import cuda
 from tilestream.errors import DeviceError, OptionError, SparseError
-from tilestream.graph.rewrites.operators import SEGMENTS
 from tilestream.ir.dtypes import DTYPES
 from tilestream.ir.lengths import Lengths
 from tilestream.ir.pipeline import Pipeline, Role
 from tilestream.run import timing
+from tilestream.run.device_ops import segments
 from tilestream.run.executable import Enqueue, build_ahead, executable
 from tilestream.sparse.cpu.held import flat
 from tilestream.sparse.einsum import Move, Statement
@@ -72,7 +72,7 @@ def by_rows(tensor: SparseTensor, matrix: Matrix, device: torch.device, dtype: t
     rows, columns = coordinates[:, matrix.rows], coordinates[:, 1 - matrix.rows]
     order = np.lexsort((columns, rows))
     index = torch.from_numpy(rows[order]).to(device)
-    _, starts, busy = SEGMENTS(index, tensor.shape[matrix.rows])
+    _, starts, busy = segments(index, tensor.shape[matrix.rows])
     at = torch.from_numpy(columns[order].astype(np.int32)).to(device)
     return Rows(starts, busy, at, torch.from_numpy(values[order]).to(device, dtype))
 
