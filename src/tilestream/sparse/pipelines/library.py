@@ -11,6 +11,7 @@ from torch import fx
 from torch.fx.proxy import GraphAppendingTracer
 
 from tilestream.errors import SparseError
+from tilestream.sparse.cpu.moves import dense
 from tilestream.sparse.einsum import Move, Statement
 
 STORED = " stored"
@@ -120,53 +121,28 @@ def _product(s: Statement, operands: Sequence[Any]) -> Any:
     return torch.einsum(f"{text[0]},{text[1]}->{text[2]}", x, y)
 
 
-def moved(move: Move, operands: Sequence[Any], shapes: Mapping[str, tuple[int, ...]]) -> Any:
-    """What a move gives of dense tensors.
-
-    Raises:
-        SparseError: a move that is not one of dense memory.
-    """
-    first = operands[0]
-    if move.kind == "reshape":
-        return first.reshape(move.shape)
-    if move.kind == "permute":
-        return first.permute(move.args)
-    if move.kind == "cat":
-        return torch.cat(list(operands), move.args[0])
-    if move.kind == "slice":
-        dim, start, step = move.args
-        return first[tuple(
-            slice(start, start + step * n, step) if d == dim else slice(None) for d, n in enumerate(move.shape)
-        )]  # fmt: skip
-    if move.kind in ("tril", "triu"):
-        return getattr(torch, move.kind)(first, move.args[0])
-    if move.kind == "index_select":
-        return torch.stack([first.select(move.args[0], row) for row in move.args[1:]], move.args[0])
-    if move.kind == "pad":
-        dim, before = move.args
-        after = move.shape[dim] - shapes[move.operands[0]][dim] - before
-        return torch.nn.functional.pad(first, [*[0, 0] * (len(move.shape) - 1 - dim), before, after])
-    raise SparseError(f"{move}: PyTorch has no such data movement here", "use --target cpu or streams")
-
-
 def function(
     steps: Sequence[Statement | Move],
     reads: Sequence[str],
     makes: Sequence[str],
-    shapes: Mapping[str, tuple[int, ...]],
     dtype: torch.dtype,
     compiled: bool,
 ) -> Callable[..., tuple[torch.Tensor, ...]]:
     """Steps as one function of the tensors ``reads``, which gives ``makes``, all of ``dtype``.
 
     Steps that are alike but for their names, as those of equal layers, are the same function.
+
+    Raises:
+        SparseError: PyTorch has no operator for a step.
     """
     graph = fx.Graph()
     tracer = GraphAppendingTracer(graph)
     have: dict[str, Any] = {n: fx.Proxy(graph.placeholder(f"x{k}"), tracer) for k, n in enumerate(reads)}
     for step in steps:
         if isinstance(step, Move):
-            have[step.name] = moved(step, [have[n] for n in step.operands], shapes)
+            have[step.name] = dense(step, [have[n] for n in step.operands])
+            if have[step.name] is None:
+                raise SparseError(f"{step}: PyTorch has no such data movement here", "use --target cpu or streams")
         else:
             have[step.name] = evaluated(step, have, dtype)
     graph.output(tuple(have[n].to(dtype).node for n in makes))

@@ -226,7 +226,7 @@ class BoundProgram:
         for name in reads:
             self._dense(name)
         compiled = self.of.target == "cuda"
-        call = function(steps, reads, makes, self.of.einsums.shapes, self.of.dtype, compiled)
+        call = function(steps, reads, makes, self.of.dtype, compiled)
 
         def run(have: Have) -> None:
             have.update(zip(makes, call(*[have[n] for n in reads]), strict=True))
