@@ -157,6 +157,16 @@ def test_why_not_a_pipeline():
     )
 
 
+def test_of_two_sparse_factors_the_fuller_one_is_made_dense():
+    a, b = rand(9, 8, density=0.2).to_sparse_csr(), rand(8, 5, density=0.6, seed=1).to_sparse_csr()
+    for left, right in ((a, b), (b.to_dense().t().to_sparse_csr(), a.to_dense().t().to_sparse_csr())):
+        bound = made(Call(lambda a, b: a @ b), left, right)
+        (step,) = bound.steps
+        assert step.lowered is not None and step.rows is not None and step.rows.lengths.total == a.values().numel()
+        want = left.to_dense() @ right.to_dense()
+        torch.testing.assert_close(bound()[0].double(), want, rtol=1e-5, atol=1e-6)
+
+
 def test_features_that_no_kernel_holds_stay_with_pytorch():
     a, x = rand(8, 8, density=0.4).to_sparse_csr(), rand(8, 20_000)
     (reason,) = set(why(lambda a, x: a @ x, a, x))

@@ -323,6 +323,8 @@ def _run_pipelines(
     from tilestream.sparse.pipelines import PipelineProgram, parse_dtype, report
 
     wanted = parse_dtype(dtype)
+    if how != How():
+        out.print("--fuse, --order and --parallel are for streams and loops: pipelines are cut by themselves")
     with Progress() as progress:
         loaded = what.load(progress)
         progress("compiling")
@@ -334,8 +336,11 @@ def _run_pipelines(
         progress("estimating cycles as streams")
         steps = report.told(bound, each_us, report.cycles(bound))
         found = checks.narrow(loaded, outputs, wanted) if check else None
-    out.print(f"{loaded.name}: {len(steps)} steps" + ("" if whole_us is None else f", {whole_us:.1f} us"))
+    count = f"{len(steps)} step{'' if len(steps) == 1 else 's'}"
+    out.print(f"{loaded.name}: {count}" + ("" if whole_us is None else f", {whole_us:.1f} us"))
     out.print(report.table(steps))
+    if check and found is None:
+        out.print("values: not compared, a dense run would be too large")
     _save(output, outputs)
     _conclude(found, json_, {"target": loaded.name, "runs on": target, "dtype": dtype, "us": whole_us, "steps": steps})
 

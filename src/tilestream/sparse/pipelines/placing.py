@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import prod
 
 from tilestream.errors import TilestreamError
 from tilestream.kernels.families import why_no_kernel
@@ -18,7 +19,7 @@ from tilestream.sparse.cpu.fusing import reassociated
 from tilestream.sparse.einsum import EinsumProgram, Move, Statement
 from tilestream.sparse.pipelines.lowering import Lowered, Matrix, Unfit, lowered
 
-DENSE, PRODUCT = "no operand is sparse", "a product of dense matrices"
+DENSE, PRODUCT, TWO = "no operand is sparse", "a product of dense matrices", "it reads two sparse matrices"
 
 
 @dataclass(frozen=True)
@@ -150,7 +151,7 @@ class _Walk:
                 self._pull(joined)
                 return
         else:
-            why = "it reads two sparse matrices" if known else DENSE
+            why = TWO if known else DENSE
         self._close_all(reads)
         if len(matrices) == 1 and from_open:
             alone = _Open(next(iter(matrices)), group)
@@ -162,6 +163,9 @@ class _Walk:
         for one in group:
             product = one.op == "mul" and one.reduced and not matrices
             self._library(one, PRODUCT if product else why if matrices or from_open else DENSE)
+        if len(matrices) == 2:
+            why = TWO
+            matrices = {max(sorted(matrices), key=self._share)}
         self.refused |= dict.fromkeys(matrices, why)
 
     def _pull(self, piece: _Open) -> None:
@@ -180,6 +184,11 @@ class _Walk:
                 self.made.remove(made)
                 return self._pull(piece)
         return None
+
+    def _share(self, name: str) -> float:
+        """How much of a matrix is stored: of two that one statement reads, the fuller one is made dense."""
+        declared = self.program.inputs.get(name)
+        return prod(declared.extents or declared.shape) / max(1, prod(declared.shape)) if declared else 0.0
 
     def _library(self, step: Statement | Move, why: str) -> None:
         self._close_all({a if isinstance(a, str) else a.tensor for a in step.operands})

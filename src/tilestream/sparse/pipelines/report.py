@@ -14,13 +14,16 @@ from tilestream.sparse.pipelines.program import BoundProgram, Step
 from tilestream.sparse.schedule import Schedule
 
 
-def predicted_us(step: Step, device: str = "h200") -> float | None:
-    """Microseconds of a pipeline's kernel by the simulator, from the lengths of its rows; None of other steps."""
+def predicted_us(step: Step) -> float | None:
+    """Microseconds of a pipeline's kernel by the simulator, from the lengths of its rows; None of other steps.
+
+    On the GPU here, or an H200 where there is none.
+    """
     if step.lowered is None or step.rows is None:
         return None
-    known = {"edges": step.rows.lengths}
-    pipeline = step.lowered.pipeline
-    return simulator.simulate(pipeline, step.rows.sizes, devices.get(device), spans=False, lengths=known).time_us
+    pipeline, known = step.lowered.pipeline, {"edges": step.rows.lengths}
+    device = devices.planned_for(None)
+    return simulator.simulate(pipeline, step.rows.sizes, device, spans=False, lengths=known).time_us
 
 
 def cycles(bound: BoundProgram) -> dict[str, float]:
