@@ -150,6 +150,7 @@ def test_why_not_a_pipeline():
     a, x = rand(8, 8, density=0.4).to_sparse_csr(), rand(8, 5)
     assert "a product of dense matrices" in why(lambda a, x: torch.relu(x @ x.t()) @ (a @ x), a, x)
     assert "it makes something of what is not stored" in why(lambda a, x: torch.exp(a) @ x, a, x)
+    assert "it makes something of what is not stored" in why(lambda a, x: (a / x[:, :1]) @ x, a, x)  # 0 over 0
     assert any("each entry is read by other statements" in w for w in why(lambda a, x: a * (x @ x.t()), a, x))
     assert any("zeros that are not stored" in w for w in why(lambda a, x: (a @ x) + (a * 2).amax(1)[:, None], a, x))
     assert "it reads two sparse matrices" in why(

@@ -237,11 +237,12 @@ class _Lowering:
         except SparseError as error:
             self._no(error.cause)
             raise
-        joins = all(stored) or len(stored) == 1 or s.op in ("mul", "mask", "share", "keep")
-        joins |= stored[0] and (fills[0] != 0 or s.op == "div")
-        if s.op in ("share", "keep") and not stored[0]:
-            joins = False
-        if complete and not (s.op == "div" and stored[0]) or not joins:
+        whole = self.makers.get(s.operands[1].tensor) if s.op == "div" and len(stored) == 2 else None
+        shares = whole is not None and [a.tensor for a in whole.operands] == [
+            s.operands[0].tensor
+        ]  # 0 over a sum with it
+        joins = all(stored) or s.op in ("mul", "mask") or (stored[0] and (fills[0] != 0 or shares or s.op == "share"))
+        if (complete and not shares) or not joins:
             self._no("it makes something of what is not stored")
         if s.reduction == "max" and s.reduced and fill == 0 and self._over_edges(s):
             self._no("a maximum over zeros that are not stored")
