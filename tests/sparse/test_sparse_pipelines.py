@@ -134,6 +134,28 @@ def test_what_is_one_pipeline(function, steps):
     torch.testing.assert_close(bound()[0].double(), function(a, x), rtol=1e-5, atol=1e-5)
 
 
+def test_layers_of_pytorch_geometric_and_what_has_no_dense_operator():
+    layers = pytest.importorskip("torch_geometric.nn")
+    torch.manual_seed(0)
+    x, edges = rand(20, 8), torch.randint(0, 20, (2, 60))
+    for layer in (layers.GCNConv(8, 4), layers.SAGEConv(8, 4), layers.GINConv(torch.nn.Linear(8, 4))):
+        module = layer.eval().double()
+        bound = made(module, x, edges)
+        assert kinds(bound).count("pipeline") == 1
+        with torch.no_grad():
+            torch.testing.assert_close(bound()[0].double(), module(x, edges), rtol=1e-5, atol=1e-5)
+    with pytest.raises(SparseError, match="adjacency.*use --target cpu"):
+        made(layers.GATConv(8, 4).eval().double(), x, edges)
+
+
+def test_operators_that_are_only_called():
+    a, x = rand(8, 8, density=0.4).to_sparse_csr(), rand(8, 5)
+    module = Call(lambda a, x: torch.sort(a @ x, dim=0).values * 2)
+    bound = made(module, a, x)
+    assert [len(step.statements) for step in bound.steps] == [1, 1, 1] and kinds(bound)[0] == "pipeline"
+    torch.testing.assert_close(bound()[0].double(), module(a.to_dense(), x), rtol=1e-5, atol=1e-5)
+
+
 def test_a_matrix_that_stores_nothing():
     a, x = torch.zeros(5, 5, dtype=torch.float64).to_sparse_csr(), rand(5, 3)
     bound = made(Call(lambda a, x: torch.relu(a @ x) + x), a, x)
