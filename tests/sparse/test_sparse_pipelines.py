@@ -199,6 +199,23 @@ def test_features_that_no_kernel_holds_stay_with_pytorch():
     )
 
 
+def test_a_matrix_too_large_to_be_dense_is_multiplied_as_a_sparse_one(monkeypatch):
+    monkeypatch.setattr(program, "MOST", 10)
+    a, x = rand(8, 9, density=0.4).to_sparse_csr(), rand(9, 20_000)
+    dense = a.to_dense()
+    for function, right in (
+        (lambda a, x: a @ x, x),
+        (lambda a, x: x.t() @ a.t(), x),
+        (lambda a, x: a.t() @ x, rand(8, 20_000)),
+        (lambda a, x: x @ a, rand(20_000, 8)),
+    ):
+        bound = made(Call(function), a, right)
+        assert kinds(bound) == ["PyTorch"]
+        torch.testing.assert_close(bound()[0].double(), function(dense, right), rtol=1e-4, atol=1e-4)
+    with pytest.raises(SparseError, match="would read .* as a dense tensor.*--target cpu"):
+        made(Call(lambda a, x: torch.exp(a) @ x), a, x)
+
+
 def test_attention_is_one_softmax_over_entries_and_pytorch_has_a_call_of_it():
     mask = bigbird_mask(16, 4)
     q, k, v = (rand(3, 16, 8, seed=s) for s in range(3))

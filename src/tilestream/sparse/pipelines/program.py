@@ -32,7 +32,8 @@ from tilestream.sparse.storage import SparseTensor, to_coo
 
 TARGETS = ("cuda", "reference")
 MOST, MOST_BESIDE = 1 << 30, 1 << 27
-"""Elements of a sparse tensor that PyTorch reads as a dense one, at most; and where a pipeline reads it as well."""
+"""Elements of a sparse tensor that PyTorch reads as a dense one, at most (beyond, it has a sparse product alone); and
+where a pipeline reads it as well."""
 
 Have = dict[str, torch.Tensor]
 
@@ -205,12 +206,11 @@ class BoundProgram:
         made: list[Step] = []
         run: list[Library] = []
         for at, piece in enumerate(pieces):
-            if isinstance(piece.step, Move) and piece.step.eager is not None:
+            called = self._eager(piece.step) if isinstance(piece.step, Move) else self._large(piece.step)
+            if called is not None:
                 rest = later.union(*map(_reads, pieces[at:]))
                 made += self._function(run, rest, number + len(made))
-                made.append(
-                    Step(f"PyTorch {number + len(made)}", (piece.step,), self._eager(piece.step), why=(piece.why,))
-                )
+                made.append(Step(f"PyTorch {number + len(made)}", (piece.step,), called, why=(piece.why,)))
                 run = []
             else:
                 run.append(piece)
@@ -259,7 +259,7 @@ class BoundProgram:
         statements = tuple(s for s in step.statements if isinstance(s, Statement))
         assert step.lowered is not None
         name = step.lowered.matrix.name
-        if math.prod(self._given[name].shape) > MOST_BESIDE:
+        if self._is_larger(name, MOST_BESIDE):
             return None
         found = attention(statements)
         if found is None:
@@ -276,8 +276,34 @@ class BoundProgram:
 
         return Step(f"PyTorch {step.name.split()[-1]}", statements, run)
 
-    def _eager(self, move: Move) -> Callable[[Have], None]:
-        assert move.eager is not None
+    def _large(self, s: Statement) -> Callable[[Have], None] | None:
+        """A product of a sparse matrix too large to be dense and a dense one, by PyTorch's sparse product."""
+        large = [a for a in s.operands if self._is_larger(a.tensor, MOST)]
+        plain = s.op == "mul" and len(s.reduced) == 1 and len(s.operands) == 2 and s.reduction == "add"
+        if len(large) != 1 or not plain or any(len(a.indices) != 2 for a in s.operands):
+            return None
+        (sparse,), (x,) = large, [a for a in s.operands if a is not large[0]]
+        matrix, shape = Matrix(sparse.tensor, 1 - sparse.indices.index(s.reduced[0])), self._given[sparse.tensor].shape
+        rows = self._by_rows(matrix)
+        size = (shape[matrix.rows], shape[1 - matrix.rows])
+        csr = torch.sparse_csr_tensor(rows.starts, rows.columns, rows.values, size, check_invariants=False)
+        self._dense(x.tensor)
+        turned, back = x.indices[0] != s.reduced[0], s.indices[0] != sparse.indices[matrix.rows]
+
+        def run(have: Have) -> None:
+            made = csr @ (have[x.tensor].t() if turned else have[x.tensor])
+            have[s.name] = made.t() if back else made
+
+        return run
+
+    def _is_larger(self, name: str, most: int) -> bool:
+        """Whether an input is sparse, and would have more elements as a dense tensor."""
+        tensor = self._given.get(name)
+        return tensor is not None and "compressed" in tensor.format.levels and math.prod(tensor.shape) > most
+
+    def _eager(self, move: Move) -> Callable[[Have], None] | None:
+        if move.eager is None:
+            return None
         eager = move.eager
         for name in move.operands:
             self._dense(name)
@@ -330,7 +356,7 @@ class BoundProgram:
         if name in self.inputs or source not in self._given:
             return
         tensor = self._given[source]
-        if math.prod(tensor.shape) > MOST:
+        if self._is_larger(source, MOST):
             shape = " x ".join(f"{n:,}" for n in tensor.shape)
             raise SparseError(
                 f"PyTorch would read {source!r} ({shape}) as a dense tensor", "use --target cpu, which keeps it sparse"
