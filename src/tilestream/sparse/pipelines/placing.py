@@ -8,7 +8,7 @@ an open pipeline makes joins it where the kernel can do it. As soon as anything 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
 
@@ -226,7 +226,7 @@ class _Walk:
     def _lowered(self, piece: _Open, partial: bool = False) -> Lowered | str:
         """With the rows of either dimension; in words, why there is none."""
         read = self._read_outside(piece)
-        why: Sequence[str] = []
+        reasons: list[str] = []
         for rows in (0, 1):
             try:
                 made = lowered(self.program, piece.members, Matrix(piece.matrix, rows), read, self.dtype, partial)
@@ -238,5 +238,5 @@ class _Walk:
             else:
                 if not reason:
                     return made
-            why = [*why, reason]
-        return why[0]
+            reasons.append(reason)
+        return reasons[0]
