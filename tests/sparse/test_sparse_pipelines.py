@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -18,9 +20,10 @@ from typer.testing import CliRunner
 from tilestream import cuda
 from tilestream.apps.sparse import GPT3, Attention, bigbird_mask
 from tilestream.cli.sparse import app
+from tilestream.cuda.host.build import run_on_host
 from tilestream.errors import DeviceError, OptionError, SparseError
 from tilestream.run import oracle
-from tilestream.run.executable import plain
+from tilestream.run.executable import Interpreted, plain
 from tilestream.sparse import Format, Schedule, compile, graphs
 from tilestream.sparse.pipelines import PipelineProgram, parse_dtype, program, report
 from tilestream.sparse.pipelines.attention import attention
@@ -68,8 +71,7 @@ def test_the_papers_models(name, dtype):
     with torch.no_grad():
         dense = [x.to_dense() if x.layout != torch.strided else x for x in inputs]
         exact = module(*dense)
-        eager = module.to(dtype)(*[x.to(dtype) for x in dense])
-        module.double()
+        eager = copy.deepcopy(module).to(dtype)(*[x.to(dtype) for x in dense])
     (got,) = bound()
     assert got.dtype == dtype and got.shape == exact.shape
     assert oracle.error(got, exact) <= oracle.tolerance(oracle.error(eager, exact), dtype)
@@ -296,21 +298,56 @@ def test_command_without_a_gpu(tmp_path: Path):
     assert ran.exit_code == 2 and "leave it out" in ran.output
 
 
+@pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
+@pytest.mark.parametrize("name", ["graphsage", "sae", "gpt3"])
+def test_the_kernels_on_the_host(name, monkeypatch):
+    """The CUDA source of each pipeline, compiled by g++."""
+    monkeypatch.setattr(program, "executable", lambda pipeline, kind, device: Interpreted(pipeline, run_on_host))
+    (module, inputs, formats), _ = MODELS[name]
+    (got,) = made(module, *inputs, **formats)()
+    with torch.no_grad():
+        exact = module(*[x.to_dense() if x.layout != torch.strided else x for x in inputs])
+    assert oracle.error(got, exact) < 2e-6
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("choose", [False, True])
 @pytest.mark.parametrize("name", MODELS)
 def test_the_papers_models_on_a_gpu(name, choose):
     (module, inputs, formats), _ = MODELS[name]
+    dtype = torch.bfloat16
     compiled = compile(module, *inputs, formats=formats, schedule=Schedule(fuse="none"))
-    bound = PipelineProgram(compiled, "cuda", choose=choose).bind()
+    bound = PipelineProgram(compiled, "cuda", dtype, choose=choose).bind()
     dense = [x.to_dense() if x.layout != torch.strided else x for x in inputs]
     with torch.no_grad():
-        exact, eager = module(*dense), module.float()(*[x.float() for x in dense])
-        module.double()
+        exact, eager = module(*dense), copy.deepcopy(module).to(dtype)(*[x.to(dtype) for x in dense])
     (got,) = bound()
-    assert oracle.error(got.cpu(), exact) <= oracle.tolerance(oracle.error(eager, exact), torch.float32)
+    assert oracle.error(got.cpu(), exact) <= oracle.tolerance(oracle.error(eager, exact), dtype)
     assert torch.equal(bound()[0], got)
-    if choose:
-        assert all(step.other_us is not None for step in bound.steps if step.lowered is not None)
-        whole, each = bound.times_us()
-        assert whole > 0 and each.keys() == {step.name for step in bound.steps}
+    if not choose:
+        assert "pipeline" in kinds(bound)
+        return
+    assert all(step.other_us is not None for step in bound.steps if step.lowered is not None)
+    whole, each = bound.times_us()
+    assert whole > 0 and each.keys() == {step.name for step in bound.steps}
+
+
+@pytest.mark.gpu
+def test_rows_of_many_entries_and_float32_on_a_gpu():
+    """Rows that several CTAs share, rows without entries, and more entries than a tile of the sort."""
+    a = rand(50, 3000, density=0.02)
+    a[7] = rand(3000, density=0.9, seed=1)
+    a[9] = 0
+    x = rand(3000, 20, seed=2)
+    compiled = compile(Call(lambda a, x: torch.relu(a @ x)), a.to_sparse_csr(), x, schedule=Schedule(fuse="none"))
+    (got,) = PipelineProgram(compiled, "cuda", choose=False).run()
+    assert oracle.error(got, torch.relu(a @ x)) < 2e-6
+
+
+@pytest.mark.gpu
+def test_command_on_a_gpu(tmp_path: Path):
+    file = tmp_path / "model.py"
+    file.write_text(MODULE, encoding="utf-8")
+    ran = CliRunner().invoke(app, ["run", f"{file}:make", "--target", "cuda", "--dtype", "bfloat16"])
+    assert ran.exit_code == 0, ran.output
+    assert re.search(r"4 steps, [\d.]+ us", ran.output)
