@@ -247,15 +247,19 @@ def test_bad_targets(monkeypatch):
         PipelineProgram(compiled, "cuda")
 
 
-def test_report():
+def test_report(monkeypatch):
     (module, inputs, formats), _ = MODELS["gcn"]
     bound = made(module, *inputs, **formats)
-    steps = report.told(bound, {"pipeline 1": 12.5}, report.cycles(bound))
+    monkeypatch.setattr(bound.of, "target", "cuda")
+    monkeypatch.setattr(bound, "times_us", lambda: (20.25, {"pipeline 1": 12.5}))
+    told = report.told(bound)
+    steps = told["steps"]
     assert [s["runs"] for s in steps] == ["PyTorch", "pipeline"] * 2
     assert steps[0]["statements"][0]["why"] == "a product of dense matrices" and steps[0]["predicted_us"] is None
     assert 1 < steps[1]["predicted_us"] < 100 and steps[1]["us"] == 12.5 and steps[1]["edges"].startswith("mean 4.6")
     assert sum(one["cycles"] or 0 for s in steps for one in s["statements"]) > 10_000
-    assert report.table(steps).row_count == sum(len(s["statements"]) for s in steps)
+    shown = report.table("gcn", told)
+    assert shown.title == "gcn: 4 steps, 20.2 us" and shown.row_count == sum(len(s["statements"]) for s in steps)
 
 
 MODULE = """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,7 @@ Out = Annotated[Path | None, typer.Option("--out", help="Write the result as Mat
 Json = Annotated[Path | None, typer.Option("--json", help="Write the result to this file as JSON.")]
 Html = Annotated[Path | None, typer.Option(help="Write a page with the graphs, their tokens and stalls.")]
 Timeline = Annotated[Path | None, typer.Option(help="Write a timeline that ui.perfetto.dev opens.")]
+Target = Annotated[str, typer.Option("--target", help="streams; cpu: loops; cuda, reference: pipelines and PyTorch.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
 
@@ -77,13 +79,7 @@ def run(
     how: How,
     depth: Depth = None,
     engine: Engine = "fast",
-    target_: Annotated[
-        str,
-        typer.Option(
-            "--target",
-            help="streams; cpu: compiled loops, and their time; cuda or reference: pipelines, PyTorch between them.",
-        ),
-    ] = "streams",
+    target_: Target = "streams",
     dtype: Annotated[str, typer.Option(help="Of cuda and reference: float32, bfloat16 or float16.")] = "float32",
     check: Check = True,
     output: Out = None,
@@ -101,7 +97,7 @@ def run(
         return _run_pipelines(what, how, target_, dtype, check, output, json_)
     with Progress() as progress:
         loaded, program, made = _execute(what, how, engine, progress, depth=depth)
-        found = _checked(check, loaded, made, program, progress)
+        found = _checked(check, loaded, progress, lambda checks: checks.check(loaded, made, program))
     out.print(f"{loaded.name}: {made.cycles:,} cycles")
     _say_choice(program)
     _save(output, made.outputs)
@@ -136,7 +132,7 @@ def simulate(
                 raise OptionError("--memory with --engine spec", "memory is timed by --engine fast")
             del settings["memory"]
         loaded, program, made = _execute(what, how, engine, progress, **settings)
-        found = _checked(check, loaded, made, program, progress)
+        found = _checked(check, loaded, progress, lambda checks: checks.check(loaded, made, program))
     out.print(f"{loaded.name}: {made.cycles:,} cycles, {made.flops:,} operations, {made.bytes:,} bytes")
     _say_choice(program)
     out.print(f"schedule: {program.schedule}", soft_wrap=True)
@@ -299,7 +295,7 @@ def _run_loops(what: What, how: How, check: bool, output: Path | None, json_: Pa
         loops.run(*loaded.inputs)
         progress("running")
         made = min((loops.run(*loaded.inputs) for _ in range(3)), key=lambda one: one.seconds)
-        found = _checked(check, loaded, made, program, progress)
+        found = _checked(check, loaded, progress, lambda checks: checks.check(loaded, made, program))
     out.print(f"{loaded.name}: {1000 * made.seconds:.3f} ms")
     _say_choice(loops.program)
     for name, seconds in made.regions.items():
@@ -319,7 +315,6 @@ def _run_pipelines(
     what: What, how: How, target: str, dtype: str, check: bool, output: Path | None, json_: Path | None
 ) -> None:
     """A program as ragged pipelines, and PyTorch's operators between them: a line a statement, times on a GPU."""
-    from tilestream.sparse import checks
     from tilestream.sparse.pipelines import PipelineProgram, parse_dtype, report
 
     wanted = parse_dtype(dtype)
@@ -328,21 +323,15 @@ def _run_pipelines(
     with Progress() as progress:
         loaded = what.load(progress)
         progress("compiling")
-        program = _made(loaded, how.schedule())
+        program = _made(loaded, How("none", block=how.block).schedule())
         bound = PipelineProgram(program, target, wanted).bind(*loaded.inputs)
         progress("running")
         outputs = tuple(x.double().cpu() for x in bound())
-        whole_us, each_us = bound.times_us() if target == "cuda" else (None, {})
-        progress("estimating cycles as streams")
-        steps = report.told(bound, each_us, report.cycles(bound))
-        found = checks.narrow(loaded, outputs, wanted) if check else None
-    count = f"{len(steps)} step{'' if len(steps) == 1 else 's'}"
-    out.print(f"{loaded.name}: {count}" + ("" if whole_us is None else f", {whole_us:.1f} us"))
-    out.print(report.table(steps))
-    if check and found is None:
-        out.print("values: not compared, a dense run would be too large")
+        told = report.told(bound)
+        found = _checked(check, loaded, progress, lambda checks: checks.narrow(loaded, outputs, wanted))
+    out.print(report.table(loaded.name, told))
     _save(output, outputs)
-    _conclude(found, json_, {"target": loaded.name, "runs on": target, "dtype": dtype, "us": whole_us, "steps": steps})
+    _conclude(found, json_, {"target": loaded.name, "runs on": target, "dtype": dtype, **told})
 
 
 def _say_choice(program: Any) -> None:
@@ -351,14 +340,14 @@ def _say_choice(program: Any) -> None:
         out.print(str(program.choice), soft_wrap=True)
 
 
-def _checked(wanted: bool, loaded: Any, made: Any, program: Any, progress: Progress) -> Any:
+def _checked(wanted: bool, loaded: Any, progress: Progress, compare: Callable[[Any], Any]) -> Any:
     """What the values are like beside PyTorch's; None if that is not wanted."""
     from tilestream.sparse import checks
 
     if not wanted:
         return None
     progress(f"running {loaded.oracle()}")
-    found = checks.check(loaded, made, program)
+    found = compare(checks)
     if found is None:
         out.print("values: not compared, a dense run would be too large")
     return found

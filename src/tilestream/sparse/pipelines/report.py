@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from rich.table import Table
@@ -35,35 +35,41 @@ def cycles(bound: BoundProgram) -> dict[str, float]:
     return found
 
 
-def told(bound: BoundProgram, us: Mapping[str, float], expected: Mapping[str, float]) -> list[dict[str, Any]]:
-    """Of each step: its statements with why they are in no pipeline and their cycles, its lengths, and its times."""
+def told(bound: BoundProgram) -> dict[str, Any]:
+    """``us`` of the whole, on a GPU, and ``steps``: of each its statements with why they are in no pipeline and their
+    cycles, the lengths of its rows, and its times."""
+    expected = cycles(bound)
+    whole, each = bound.times_us() if bound.of.target == "cuda" else (None, {})
     made = []
     for step in bound.steps:
-        ragged = step.lowered is not None
         why = step.why or ("",) * len(step.statements)
         made.append(
             {
                 "step": step.name,
-                "runs": "pipeline" if ragged else "PyTorch",
+                "runs": "PyTorch" if step.lowered is None else "pipeline",
                 "statements": [
                     {"name": s.name, "statement": str(s), "why": w, "cycles": expected.get(s.name)}
                     for s, w in zip(step.statements, why, strict=True)
                 ],
                 "edges": step.rows.lengths.told() if step.rows is not None else None,
                 "predicted_us": predicted_us(step),
-                "us": us.get(step.name),
+                "us": each.get(step.name),
                 "other_us": step.other_us,
             }
         )
-    return made
+    return {"us": whole, "steps": made}
 
 
-def table(steps: Sequence[Mapping[str, Any]]) -> Table:
-    """For a terminal: a line a statement."""
-    made = Table(box=None, pad_edge=False)
-    for name, right in (("step", 0), ("statement", 0), ("why not a pipeline", 0), ("predicted us", 1), ("us", 1)):
-        made.add_column(name, justify="right" if right else "left", overflow="fold")
-    made.add_column("cycles as streams", justify="right")
+def table(name: str, told: Mapping[str, Any]) -> Table:
+    """What was told of a program, for a terminal: a line a statement."""
+    steps = told["steps"]
+    time = "" if told["us"] is None else f", {told['us']:.1f} us"
+    title = f"{name}: {len(steps)} step{'' if len(steps) == 1 else 's'}{time}"
+    made = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    for column in ("step", "statement", "why not a pipeline"):
+        made.add_column(column, overflow="fold")
+    for column in ("predicted us", "us", "cycles as streams"):
+        made.add_column(column, justify="right")
     for step in steps:
         first = [step["step"], _us(step["predicted_us"]), _us(step["us"])]
         for one in step["statements"]:
