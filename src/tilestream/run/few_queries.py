@@ -13,6 +13,7 @@ from tilestream.graph.nodes import value
 from tilestream.graph.own import on_gpu, operator
 from tilestream.graph.rewrites.insert import call
 from tilestream.graph.rewrites.shared_keys import MASKS, given_to, take_over
+from tilestream.kernels.operators.few_queries import FEATURES, MOST_QUERIES
 from tilestream.plan.candidates import FALLBACK, Candidate
 from tilestream.run.attention import Alternative
 from tilestream.run.target import Target
@@ -57,8 +58,6 @@ class Kind:
 
 def kind_of(node: fx.Node) -> Kind | None:
     """What an attention is, if it is one of few queries: one head, all that its kernel needs; else None."""
-    from tilestream.cuda.few_queries import FEATURES, MOST_QUERIES
-
     given = given_to(node)
     query, key, values = (value(given[name]) for name in ("query", "key", "value"))
     if query is None or key is None or values is None or given.get("is_causal") or given.get("dropout_p"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
@@ -53,6 +53,7 @@ class Call:
         at: addresses of the parts of its ``Space``.
         dump: address of the record that an expired wait leaves; 0 for none.
         stamps: address of the stamps, and room for how many, of a kernel that has them.
+        values: of an operator's kernel, what its argument holds.
     """
 
     where: Mapping[str, Where]
@@ -62,6 +63,17 @@ class Call:
     encode: Encode
     timeout_ns: int = TIMEOUT_NS
     stamps: tuple[int, int] = (0, 0)
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class BesideSource:
+    """Source text of a kernel without warps of its own kinds, so that there are no registers to split."""
+
+    name: str
+    text: str
+    shared_bytes: int = 0
+    register_splits: tuple[tuple[int, int], ...] = ((0, 0),)
 
 
 @dataclass(frozen=True)
