@@ -14,7 +14,8 @@ from torch import Tensor
 from tilestream.cuda import driver
 from tilestream.cuda.cache import compiled
 from tilestream.cuda.one_launch import Launch
-from tilestream.kernels.operators.lanes import LaneKernel
+from tilestream.kernels.operators.lanes import LaneKernel as LaneKernel
+from tilestream.kernels.operators.lanes import text_of as text_of
 from tilestream.kernels.parts.source import BesideSource
 
 Address = Callable[[Tensor], int]
@@ -57,9 +58,8 @@ def explained(kernel: LaneKernel, device: torch.device) -> AbstractContextManage
     return nullcontext() if record is None else record.explained()
 
 
-def launch(call: LaneCall) -> Sequence[Tensor]:
-    """The results of a call, enqueued on torch's stream."""
-    device = call.results[0].device
+def launch(call: LaneCall, device: torch.device) -> Sequence[Tensor]:
+    """The results of a call, enqueued on torch's stream of a device."""
     if call.ctas:
         stream = torch.cuda.current_stream(device).cuda_stream
         for prepared in loaded(call.kernel, device.index or 0).prepare({}, call.ctas, stream, 0, call.values):

@@ -21,7 +21,8 @@ def attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, sc
     """
     heads, _, queries, _ = query.shape
     sms = torch.cuda.get_device_properties(query.device).multi_processor_count
-    return launch(call(query, key, value, mask, scale, 2 if heads > sms and queries <= 4 else 1))[0]
+    resident = 2 if heads > sms and queries <= 4 else 1
+    return launch(call(query, key, value, mask, scale, resident), query.device)[0]
 
 
 def call(

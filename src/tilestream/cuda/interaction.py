@@ -44,8 +44,9 @@ def backward(
 
 
 def _run(kernel: Kernel, *operands: Any) -> Tensor:
-    with explained(lane_kernel(kernel), operands[2].device):
-        return launch(call(kernel, lane_kernel(kernel), *operands))[0]
+    device = operands[2].device
+    with explained(lane_kernel(kernel), device):
+        return launch(call(kernel, lane_kernel(kernel), *operands), device)[0]
 
 
 def call(

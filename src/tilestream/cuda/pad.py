@@ -17,7 +17,7 @@ def padded(matrices: Sequence[Tensor], columns: int) -> list[Tensor]:
         matrices: of 16-bit elements and equal ``k``.
         columns: ``k`` rounded up to a multiple of 8.
     """
-    return list(launch(call(matrices, columns)))
+    return list(launch(call(matrices, columns), matrices[0].device))
 
 
 def call(matrices: Sequence[Tensor], columns: int, address: Address = Tensor.data_ptr) -> LaneCall:

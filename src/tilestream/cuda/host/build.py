@@ -33,7 +33,7 @@ from tilestream.kernels.families import kernel_of
 from tilestream.kernels.kernel import Kernel, Launchable
 from tilestream.kernels.parts.headers import headers
 from tilestream.kernels.parts.params import Where
-from tilestream.kernels.parts.source import Call, Part
+from tilestream.kernels.parts.source import Call
 
 TRAP, RACE = 42, 66  # exit codes: of the machine's trap, and of ThreadSanitizer
 LANES_FILES = ("lanes.cuh", "lanes_run.h", "ptx.cuh", "machine.h")
@@ -172,16 +172,10 @@ def _run(
     grid = kernel.grid(rows, MOST_CTAS)
     room = stamps.capacity(source, rows, grid) if source.stamped else 0
     written = arena.add(b"\0" * stamps.buffer_bytes(grid, room)) if source.stamped else 0
-    if kernel.frame.host_lanes:
-        run, parts = in_lanes(kernel, source, grid, options), kernel.parts(rows)
-    else:
-        program = compile_for_host(replace(source, text=kernel.host_text(source.text)), options)
-        shape = (grid, max(kernel.frame.cluster, *(s.group for s in kernel.launch.stages)))
-        warpgroups = kernel.frame.warpgroups
-        run = partial(execute, program, source=source, ctas=shape, options=options, warpgroups=warpgroups)
-        parts = [Part(0, rows, rows)]
+    group = max(kernel.frame.cluster, *(s.group for s in kernel.launch.stages))
+    run = runner(kernel, replace(source, text=kernel.host_text(source.text)), (grid, group), options)
     raw = bytearray()
-    for part in parts:
+    for part in kernel.parts(rows):
         limit_ns = int(options.flag_limit_s * 1e9)
         call = Call(where, at, 0, part, encoded, limit_ns, (OF_FILE + written, room))
         raw = run_call(kernel, source, call, arena, run)
@@ -190,6 +184,21 @@ def _run(
     if not source.stamped:
         return []
     return [stamps.read(raw[written : written + stamps.buffer_bytes(grid, room)], source, rows, grid, room)]
+
+
+def runner(
+    kernel: Launchable, source: Source, ctas: tuple[int, int], options: HostRun
+) -> Callable[[Path], subprocess.CompletedProcess[str]]:
+    """What runs a kernel on an arena's file, by lanes or as a whole machine: ``ctas`` of a launch and of a cluster.
+
+    Raises:
+        CompileError: as ``built``.
+    """
+    frame = kernel.frame
+    if frame.host_lanes:
+        return in_lanes(source, ctas[0], frame.host_lanes, options)
+    program = compile_for_host(source, options)
+    return partial(execute, program, source=source, ctas=ctas, options=options, warpgroups=frame.warpgroups)
 
 
 def run_call(
@@ -320,9 +329,9 @@ def compile_for_host(source: Source, options: HostRun) -> Path:
 
 
 def in_lanes(
-    kernel: Launchable, source: Source, ctas: int, options: HostRun
+    source: Source, ctas: int, threads: int, options: HostRun
 ) -> Callable[[Path], subprocess.CompletedProcess[str]]:
-    """What runs ``ctas`` CTAs of a kernel of lanes against the host's ``lanes.cuh`` on an arena's file.
+    """What runs so many CTAs of a kernel of lanes against the host's ``lanes.cuh`` on an arena's file.
 
     Raises:
         CompileError: as ``built``.
@@ -334,7 +343,7 @@ def in_lanes(
     if options.sanitize:
         flags.append("-fsanitize=thread")
     program = built(options.folder or default_folder(), texts, "kernel", flags, "")
-    numbers = (ctas, kernel.frame.host_lanes, source.shared_bytes)
+    numbers = (ctas, threads, source.shared_bytes)
     return lambda path: run_program([str(program), str(path), *map(str, numbers)], source.name, options)
 
 

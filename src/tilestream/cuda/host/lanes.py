@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 from tilestream.cuda.beside import Address, LaneCall
-from tilestream.cuda.host.build import OF_FILE, Arena, HostRun, bytes_of, in_lanes, left_at, run_call
+from tilestream.cuda.host.build import OF_FILE, Arena, HostRun, bytes_of, left_at, run_call, runner
 from tilestream.cuda.host.maps import encoded
 from tilestream.kernels.parts.source import Call, Part
 
@@ -36,7 +36,7 @@ def on_lanes(make: Callable[[Address], LaneCall], ctas: int = 0, options: HostRu
         result.fill_(float("nan"))
     arena.parts = [(at, bytes_of(torch.empty(0, dtype=torch.uint8).set_(memory))) for at, memory in held.values()]
     kernel, source = made.kernel, made.kernel.source
-    run = in_lanes(kernel, source, ctas or made.ctas, options or HostRun())
+    run = runner(kernel, source, (ctas or made.ctas, 1), options or HostRun())
     call = Call({}, {}, 0, Part(0, made.ctas, made.ctas), encoded, values=made.values)
     raw = run_call(kernel, source, call, arena, run)
     return [left_at(raw, address(result) - OF_FILE, result) for result in made.results]
