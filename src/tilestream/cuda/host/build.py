@@ -211,7 +211,7 @@ def run_call(
         HostTrap, HostRace: as ``run_on_host``.
     """
     dump = arena.add(b"\0" * (8 * kernel.frame.words))
-    done, raw = run_file(arena, kernel.pack(source, replace(call, dump=OF_FILE + dump)), run)
+    done, raw = run_file(arena, kernel.pack(source, call._replace(dump=OF_FILE + dump)), run)
     if kernel.frame.words:
         record = Record(kernel.frame.words, kernel.error)
         record.words.copy_(left_at(raw, dump, record.words))
