@@ -87,3 +87,11 @@ def test_weights_are_turned_sixteen_at_a_time(noted: Noted) -> None:
         assert int.from_bytes(raw[:8], "little") == where[first.name].address
         assert int.from_bytes(raw[8:16], "little") == copies[first.name].address
     assert copies["w0"][1:] == (40, 24)  # rows one behind another
+
+
+def test_a_workspace_for_each_stream_and_for_each_capture() -> None:
+    made: list[int] = []
+    spaces = workspace.Workspaces(lambda: made.append(0) or len(made))  # pyright: ignore[reportArgumentType]
+    wanted = {(7, 0): 1, (8, 0): 2, (7, 5): 3, (8, 5): 4, (7, 6): 5}
+    for _ in range(2):
+        assert {key: spaces.take(*key) for key in wanted} == wanted
