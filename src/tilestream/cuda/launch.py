@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from tilestream.cuda import driver, stamps
-from tilestream.cuda.compile import KernelReport
 from tilestream.cuda.driver import LaunchGraph, PreparedLaunch
 from tilestream.cuda.one_launch import Launch
 from tilestream.cuda.turn import Turner
@@ -71,10 +70,6 @@ class CompiledPipeline:
             for t in part.by_role(Role.OUTPUT):
                 spilled[t.name] = t
         self.buffers = [t for n, t in spilled.items() if all(n != o.name for o in self.outputs)]
-
-    @property
-    def reports(self) -> list[KernelReport]:
-        return [launch.report for launch in self.launches]
 
     def logs(self) -> list[stamps.LaunchLog]:
         """What the kernels of a pipeline that was built with stamps wrote in the last call, launch by launch.

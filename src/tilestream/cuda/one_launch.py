@@ -37,7 +37,7 @@ class Launch:
     def __init__(
         self, kernel: Launchable, source: Source, report: KernelReport, device: torch.device, dependent: bool = False
     ) -> None:
-        self.kernel, self.source, self.report, self.device = kernel, source, report, device
+        self.kernel, self.source = kernel, source
         self.frame = frame = kernel.frame
         # A launch in front that copies weights writes what the kernel would load before it waits.
         self.dependent = dependent and kernel.starts_early and not kernel.packs

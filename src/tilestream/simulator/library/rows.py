@@ -25,7 +25,6 @@ class Rows:
     read: float
     written: float
     touched: float = 0.0
-    aligned: bool = True
 
     @property
     def elements(self) -> float:
