@@ -30,7 +30,8 @@ from tilestream.apps.layers import random_operands
 from tilestream.bench.environment import environment
 from tilestream.cuda import driver
 from tilestream.cuda.cache import compile_ahead, compiled
-from tilestream.cuda.launch import CompiledPipeline, Launch
+from tilestream.cuda.launch import CompiledPipeline
+from tilestream.cuda.one_launch import Launch
 from tilestream.graph.capture import capture as capture_graph
 from tilestream.graph.selection import partition
 from tilestream.ir.pipeline import Pipeline, Role
@@ -80,7 +81,7 @@ def phases(pipeline: Pipeline, rows: int) -> dict[str, tuple[float, float]]:
     """Microseconds from a CTA's start to each mark: the median and the last of the CTAs, of the median launch."""
     source = marked(pipeline)
     device = torch.device("cuda", torch.cuda.current_device())
-    launch = Launch(source, compiled(source), device)
+    launch = Launch(kernel_of(pipeline), source, compiled(source), device)
     kernel = CompiledPipeline(pipeline, [launch], device)
     operands = random_operands(pipeline, rows, "cuda", 0)
     found = []

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from tilestream import cuda, devices
 from tilestream.bench.timing import captured, interleaved, poisoned_replay
-from tilestream.kernels.gradients.sums_cost import cost
+from tilestream.kernels.gradients.cost import cost
 from tilestream.plan.gradients import Gradient, weight_gradients
 
 WIDTHS = {

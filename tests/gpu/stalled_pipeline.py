@@ -19,7 +19,7 @@ from random_pipelines import tensors_for
 from stalled import leave, told_by
 
 from tilestream import cuda
-from tilestream.cuda import launch
+from tilestream.cuda import one_launch
 from tilestream.kernels.parts.headers import headers
 
 ROWS = 2000
@@ -39,7 +39,7 @@ def main(what: str, limit_ns: int | None) -> int:
     texts = broken(*LOST[what])
     compile_with(texts)
     if limit_ns is not None:
-        launch.TIMEOUT_NS = limit_ns
+        one_launch.TIMEOUT_NS = limit_ns
     pipeline = spread(chain(2, 64), replicas=1)
     compiled = cuda.build(pipeline)
     tensors = {k: t.cuda() for k, t in tensors_for(pipeline, ROWS).items()}

@@ -177,11 +177,14 @@ def test_capture_before_any_launch():
     """The first call of a freshly built pipeline may be the captured one."""
     from tilestream.cuda import sources
     from tilestream.cuda.cache import compiled as kernel
-    from tilestream.cuda.launch import Launch
+    from tilestream.cuda.one_launch import Launch
+    from tilestream.kernels.families import kernel_of
 
     pipeline, rows = NAMED["spatial_multicast"](), 300
     device = torch.device("cuda", torch.cuda.current_device())
-    fresh = CompiledPipeline(pipeline, [Launch(s, kernel(s), device) for s in sources(pipeline)], device)
+    fresh = CompiledPipeline(
+        pipeline, [Launch(kernel_of(s.pipeline), s, kernel(s), device) for s in sources(pipeline)], device
+    )
     tensors = data(fresh, rows, 0)
     graph = Graph(fresh, tensors, rows)
     graph.graph.replay()

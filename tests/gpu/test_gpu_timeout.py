@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from places import pythonpath
 
-from tilestream.cuda import launch
+from tilestream.cuda import one_launch
 
 HERE = Path(__file__).parent
 
@@ -41,7 +41,7 @@ def test_a_tile_that_is_never_published(limit_ns: int | None):
     assert "waited too long for tile 30 of queue 'relu2' (model.py:2): expected tile 30 of launch 0" in said
     assert "queue 'relu2': depth 4, head" in said and "tail {s1: " in said
     assert "Remedy: the CUDA context is lost: restart the process" in said
-    assert seconds < 60 + launch.TIMEOUT_NS * 1e-9
+    assert seconds < 60 + one_launch.TIMEOUT_NS * 1e-9
 
 
 @pytest.mark.gpu
@@ -58,4 +58,4 @@ def test_a_slot_that_is_never_given_back():
 
 def test_the_limit_is_generous_but_bounded():
     """Longer than any correct kernel waits for one tile, shorter than a user's patience."""
-    assert 1e9 <= launch.TIMEOUT_NS <= 30e9
+    assert 1e9 <= one_launch.TIMEOUT_NS <= 30e9

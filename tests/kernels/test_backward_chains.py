@@ -20,7 +20,7 @@ from tilestream.ir.pipeline import Pipeline
 from tilestream.kernels.families import why_no_kernel
 from tilestream.kernels.fits import verify_on
 from tilestream.kernels.gradients import builds, is_chain
-from tilestream.kernels.gradients.chain_cost import cost
+from tilestream.kernels.gradients.cost import cost
 from tilestream.reference.whole import run_whole
 
 on_host = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import struct
+from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
 
@@ -14,14 +15,14 @@ from eager_regions import trace
 from shared_keys import attended, operands
 from torch import fx
 
-from tilestream.cuda import beside
+from tilestream.cuda import beside, driver
 from tilestream.cuda import few_queries as launched
 from tilestream.cuda.compile import compile_text
-from tilestream.cuda.few_queries import NAME, kernel
 from tilestream.cuda.host.build import HostRace, HostRun, HostTrap, Mutation
 from tilestream.cuda.host.lanes import on_lanes
 from tilestream.graph.rewrites.shared_keys import is_attention, share_keys
 from tilestream.graph.rewrites.table import rewrite
+from tilestream.kernels.operators.few_queries import NAME, kernel
 from tilestream.options import Options
 from tilestream.plan.candidates import FALLBACK, Candidate
 from tilestream.run import few_queries
@@ -105,10 +106,15 @@ def test_compiles_without_spills(queries: int, features: int, resident: int) -> 
 def test_heads_that_share_an_sm_have_fewer_warps(monkeypatch: pytest.MonkeyPatch) -> None:
     launches: list[tuple[str, tuple[int, int], int, bytes]] = []
 
-    def function(_: str, text: str, *__: int) -> SimpleNamespace:
-        return SimpleNamespace(launch=lambda grid, threads, _, raw: launches.append((text, grid, threads, raw)))
+    def function(cubin: str, *_: object) -> SimpleNamespace:
+        def prepare(grid: tuple[int, int], threads: int, stream: int, raw: bytes, *_: bool) -> Callable[[], None]:
+            return lambda: launches.append((cubin, grid, threads, raw))
 
-    monkeypatch.setattr(beside, "function", function)
+        return SimpleNamespace(prepare=prepare, blocks_per_sm=lambda _: 1)
+
+    monkeypatch.setattr(beside, "compiled", lambda source: SimpleNamespace(cubin=source.text))
+    monkeypatch.setattr(driver, "ensure_context", lambda _: None)
+    monkeypatch.setattr(driver, "Function", function)
     beside.loaded.cache_clear()
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(multi_processor_count=132))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: SimpleNamespace(cuda_stream=0))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
 
@@ -11,14 +12,14 @@ import sass
 import torch
 from interactions import F16, Case
 
-from tilestream.cuda import beside
+from tilestream.cuda import beside, driver
 from tilestream.cuda import interaction as launched
 from tilestream.cuda.compile import compile_text
 from tilestream.cuda.host.build import HostRace, HostRun, HostTrap, Mutation
 from tilestream.cuda.host.lanes import on_lanes
-from tilestream.cuda.interaction import BACKWARD, FORWARD, Kernel
 from tilestream.errors import InputError
 from tilestream.ir.dtypes import DTYPES
+from tilestream.kernels.operators.interaction import BACKWARD, FORWARD, Kernel, lane_kernel
 from tilestream.run import oracle
 
 gxx = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
@@ -46,7 +47,7 @@ def on_host(sources, indices, first, second, head: int = -1, given=None, **optio
     """Two CTAs of two warps: each lane is a thread."""
     name, dtype = FORWARD if given is None else BACKWARD, DTYPES[sources[0].dtype]
     kernel = Kernel(name, len(sources), sources[0].shape[1], len(first), head, dtype)
-    lanes = launched.lane_kernel(kernel, 2)
+    lanes = lane_kernel(kernel, 2)
     made = partial(launched.call, kernel, lanes, sources, indices, first, second, given)
     return on_lanes(made, 2, HostRun(**options))[0]
 
@@ -164,14 +165,16 @@ class Noted:
     def blocks_per_sm(self, threads: int) -> int:
         return 3 if threads == 256 else 1
 
-    def launch(self, grid: tuple[int, int], threads: int, stream: int, params: object) -> None:
-        self.launches.append((grid, threads, len(bytes(params))))  # pyright: ignore[reportArgumentType]
+    def prepare(self, grid: tuple[int, int], threads: int, stream: int, params: bytes, *_: bool) -> Callable[[], None]:
+        return lambda: self.launches.append((grid, threads, len(params)))
 
 
 @pytest.fixture
 def noted(monkeypatch: pytest.MonkeyPatch) -> Noted:
     made = Noted()
-    monkeypatch.setattr(beside, "function", lambda *_: made)
+    monkeypatch.setattr(beside, "compiled", lambda _: SimpleNamespace(cubin=b""))
+    monkeypatch.setattr(driver, "ensure_context", lambda _: None)
+    monkeypatch.setattr(driver, "Function", lambda *_: made)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(multi_processor_count=132))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: SimpleNamespace(cuda_stream=0))
     beside.loaded.cache_clear()
@@ -191,7 +194,7 @@ def test_as_many_ctas_as_there_are_samples_or_as_fit(noted: Noted) -> None:
 def test_what_a_kernel_left_behind_is_raised_at_the_next_call(noted: Noted) -> None:
     operands = SMALL.operands()
     launched.forward(*operands, 0)
-    record = beside.loaded(launched.lane_kernel(Kernel(FORWARD, 5, 24, len(operands[2]), 0)), 0).record
+    record = beside.loaded(lane_kernel(Kernel(FORWARD, 5, 24, len(operands[2]), 0)), 0).record
     assert record is not None
     index = "the index of sample 7 into table 3 of an interaction is -4, and it has 50 rows"
     for what, told in ((3, index), (5, "pair 7 of an interaction names vector -4, and there are 50")):

@@ -14,8 +14,9 @@ from torch.nn import functional
 from tilestream.cuda.compile import compile_text
 from tilestream.cuda.host.build import HostRace, HostRun, HostTrap, Mutation
 from tilestream.cuda.host.lanes import on_lanes
-from tilestream.cuda.pad import NAME, WARPS, call, kernel
+from tilestream.cuda.pad import call
 from tilestream.graph.rewrites.operators import PADDED
+from tilestream.kernels.operators.pad import NAME, WARPS, kernel
 
 gxx = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
 BF16, F16 = torch.bfloat16, torch.float16

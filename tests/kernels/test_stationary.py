@@ -24,8 +24,8 @@ from tilestream.ir.verify import verify
 from tilestream.kernels.families import why_no_kernel
 from tilestream.kernels.fits import verify_on
 from tilestream.kernels.gradients import builds, is_chain, is_gradients
+from tilestream.kernels.gradients.cost import cost
 from tilestream.kernels.gradients.emit import emit
-from tilestream.kernels.gradients.sums_cost import cost
 from tilestream.kernels.shape import KernelShape, kernel_shape
 from tilestream.plan.gradients import Gradient, weight_gradients
 

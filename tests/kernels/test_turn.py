@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tilestream.cuda.beside import BesideSource
 from tilestream.cuda.cache import compiled
-from tilestream.cuda.turn import TEXT, lies_transposed
+from tilestream.cuda.turn import lies_transposed
+from tilestream.kernels.operators.turn import kernel
 
 
 def test_what_lies_transposed() -> None:
@@ -20,4 +20,4 @@ def test_what_lies_transposed() -> None:
 
 @pytest.mark.nvrtc
 def test_the_kernel_compiles() -> None:
-    assert b"tilestream_turn" in compiled(BesideSource("tilestream_turn", TEXT)).cubin
+    assert b"tilestream_turn" in compiled(kernel(1).source).cubin

@@ -20,7 +20,7 @@ from tilestream.ir.axes import along
 from tilestream.ir.pipeline import Pipeline, Role, Tensor, TileOp
 from tilestream.kernels.fits import verify_on
 from tilestream.kernels.gradients import builds, find_chain
-from tilestream.kernels.gradients.chain_cost import cost
+from tilestream.kernels.gradients.cost import cost
 from tilestream.kernels.gradients.layouts import Kind
 
 on_host = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from tilestream.apps.nerf import NeRF
 from tilestream.devices import get
 from tilestream.ir.pipeline import Pipeline
-from tilestream.kernels.gradients.chain_cost import cost
+from tilestream.kernels.gradients.cost import cost
 from tilestream.options import Options
 from tilestream.plan import chain_choice, chooser
 from tilestream.plan.analyse import analyse

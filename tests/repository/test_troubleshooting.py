@@ -44,7 +44,7 @@ def test_quoted_warnings_are_in_the_source(warning: str):
 
 
 def test_the_timeout_is_the_one_in_the_code():
-    from tilestream.cuda.launch import TIMEOUT_NS
+    from tilestream.kernels.parts.params import TIMEOUT_NS
 
     found = re.search(r"\((\d+) seconds? for one tile\)", PAGE)
     assert found is not None and int(found[1]) * 10**9 == TIMEOUT_NS

@@ -20,10 +20,12 @@ from typer.testing import CliRunner
 from tilestream import cuda, devices
 from tilestream.cli.main import app
 from tilestream.cuda import cache, compile, driver
-from tilestream.cuda.launch import CompiledPipeline, Launch
+from tilestream.cuda.launch import CompiledPipeline
+from tilestream.cuda.one_launch import Launch
 from tilestream.errors import CompileError, DeviceError, InputError, OptionError, QueueTimeout, TilestreamError
 from tilestream.ir.launches import cut_at_dram
 from tilestream.ir.pipeline import Pipeline, Role
+from tilestream.kernels.families import kernel_of
 from tilestream.kernels.stream.emit import emit
 from tilestream.options import Options
 from tilestream.run import backend
@@ -191,7 +193,7 @@ def test_a_pipeline_planned_for_more_sms(
     source = emit(make())
     report = compile.KernelReport(source.name, b"", 168, 0, 0, source.shared_bytes, 0.0, "")
     with pytest.raises(DeviceError, match=says):
-        Launch(source, report, torch.device("cuda", 0))
+        Launch(kernel_of(source.pipeline), source, report, torch.device("cuda", 0))
 
 
 def test_no_gpu(monkeypatch: pytest.MonkeyPatch):

@@ -13,7 +13,6 @@ from tilestream.ir.taps import pictures
 from tilestream.ir.verify import verify
 from tilestream.kernels.coefficients.shared_tile import dsm_bytes_per_s
 from tilestream.kernels.fits import verify_on
-from tilestream.kernels.product.shared_tile import Tail as sums
 from tilestream.kernels.product.shared_tile import build
 from tilestream.kernels.product.shared_tile.cost import shared_tile_cost
 from tilestream.kernels.product.sharing import Middle, Tail
@@ -112,11 +111,11 @@ def test_every_schedule_has_a_cost() -> None:
 
 
 SMALL = [
-    HandWritten(64, 2, 4, 8, 8, Middle.L2, Tail.ADD),
+    HandWritten(64, 2, 4, 8, 8, Middle.L2, Tail.REDUCE_ADD),
     HandWritten(64, 2, 4, 8, 8, Middle.L2, Tail.PARTIALS),
-    HandWritten(64, 2, 4, 8, 8, Middle.L2, Tail.DSM, 2),
-    HandWritten(64, 2, 4, 8, 8, Middle.DSM, Tail.ADD, 4),
-    HandWritten(64, 1, 4, 16, 8, Middle.L2, Tail.STORE),
+    HandWritten(64, 2, 4, 8, 8, Middle.L2, Tail.CLUSTER, 2),
+    HandWritten(64, 2, 4, 8, 8, Middle.DSM, Tail.REDUCE_ADD, 4),
+    HandWritten(64, 1, 4, 16, 8, Middle.L2, Tail.NONE),
     HandWritten(64, 4, 1, 16, 8, Middle.NONE, Tail.ATOMICS),
 ]
 
@@ -131,14 +130,14 @@ def test_variants_are_dataflows_and_move_what_the_model_thinks(v: HandWritten) -
     width = v.block_n * v.columns
     assert flow.blocks(chain) == v.ctas(chain) and made.operands["B"] + made.operands["D"] == chain.weight_bytes
     loads_a = 1 if v.middle is Middle.DSM else v.columns  # a cluster shares one load
-    loads_a *= 1 if v.tail is Tail.DSM else v.groups
-    loads_a *= v.groups if v.middle is Middle.DSM and v.tail is Tail.DSM else 1
+    loads_a *= 1 if v.tail is Tail.CLUSTER else v.groups
+    loads_a *= v.groups if v.middle is Middle.DSM and v.tail is Tail.CLUSTER else 1
     assert made.operands["A"] == loads_a * v.rows * chain.k * 2
     assert made.shuffle == v.groups * v.rows * width * 2 * (v.columns - 1)
-    if v.tail in (Tail.PARTIALS, Tail.DSM):
+    if v.tail in (Tail.PARTIALS, Tail.CLUSTER):
         assert made.reduce == (v.groups - 1) * chain.m * chain.l * 4
-        assert flow.tail is (Level.CLUSTER if v.tail is Tail.DSM else Level.GRID)
-    if v.tail in (Tail.ADD, Tail.ATOMICS):
+        assert flow.tail is (Level.CLUSTER if v.tail is Tail.CLUSTER else Level.GRID)
+    if v.tail in (Tail.REDUCE_ADD, Tail.ATOMICS):
         assert made.operands["E"] == v.groups * chain.m * chain.l * 2
 
 
@@ -146,7 +145,7 @@ def test_variants_are_dataflows_and_move_what_the_model_thinks(v: HandWritten) -
 
 
 def test_more_of_anything_never_takes_less() -> None:
-    v = HandWritten(128, 8, 16, 24, 48, Middle.L2, Tail.ADD, 1, 128, 128, 4, 6)
+    v = HandWritten(128, 8, 16, 24, 48, Middle.L2, Tail.REDUCE_ADD, 1, 128, 128, 4, 6)
     base = cost(G4, v, H200).us
     assert cost(G4, v, H200, cold=True).us > base
     for changes in ({"stages": 2}, {"weight_stages": 2}, {"tail": Tail.PARTIALS}, {"middle": Middle.DSM, "slots": 1}):
@@ -155,7 +154,7 @@ def test_more_of_anything_never_takes_less() -> None:
 
 
 def test_one_cta_alone_has_one_sms_tensor_cores() -> None:
-    v = HandWritten(128, 1, 1, 256, 64, Middle.NONE, Tail.STORE, 1, 64, 64, 6, 3)
+    v = HandWritten(128, 1, 1, 256, 64, Middle.NONE, Tail.NONE, 1, 64, 64, 6, 3)
     found = cost(Chain("c", 128, 256, 512, 64), v, H200)
     assert found["product0"].limit == "tensor cores" and found["exchange"].seconds == 0
     assert found["product0"].seconds >= 2 * 128 * 256 * 512 * H200.sms / H200.tensor_flops["bf16"]
@@ -199,4 +198,4 @@ def test_without_clusters_there_is_no_dsm() -> None:
     found = search(G4, devices.get("a100"))
     assert found.kernels
     splits = [k.split for k in found.kernels if k.split is not None]
-    assert all(s.middle is not Middle.DSM and s.tail is not sums.CLUSTER for s in splits)
+    assert all(s.middle is not Middle.DSM and s.tail is not Tail.CLUSTER for s in splits)

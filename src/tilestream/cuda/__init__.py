@@ -151,9 +151,12 @@ def build(
 
 @lru_cache(maxsize=256)
 def _build(pipeline: Pipeline, device: torch.device, stamped: bool, dependent: bool) -> CompiledPipeline:
-    from tilestream.cuda.launch import CompiledPipeline, Launch
+    from tilestream.cuda.launch import CompiledPipeline
+    from tilestream.cuda.one_launch import Launch
 
     with torch.cuda.device(device):
         start([pipeline], stamped)
-        launches = [Launch(s, compiled(s), device, dependent) for s in sources(pipeline, stamped)]
+        launches = [
+            Launch(kernel_of(s.pipeline), s, compiled(s), device, dependent) for s in sources(pipeline, stamped)
+        ]
         return CompiledPipeline(pipeline, launches, device)

@@ -1,11 +1,10 @@
-"""Kernels that run beside those of pipelines: copies of weights, sums of messages, operators of ours. Each is a header,
-kept on disk."""
+"""Kernels that run beside those of pipelines: operators of ours, and copies of weights. Each is a header, kept on
+disk."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
@@ -14,18 +13,13 @@ from torch import Tensor
 
 from tilestream.cuda import driver
 from tilestream.cuda.cache import compiled
-from tilestream.cuda.diagnose import Record
-from tilestream.kernels.parts.params import Struct
+from tilestream.cuda.one_launch import Launch
+from tilestream.kernels.operators.lanes import LaneKernel as LaneKernel
+from tilestream.kernels.operators.lanes import text_of as text_of
+from tilestream.kernels.parts.source import BesideSource
 
-
-@dataclass(frozen=True)
-class BesideSource:
-    """One kernel: a ``compile.Source`` without warps of its own kinds, so that there are no registers to split."""
-
-    name: str
-    text: str
-    shared_bytes: int = 0
-    register_splits: tuple[tuple[int, int], ...] = ((0, 0),)
+Address = Callable[[Tensor], int]
+"""Where a tensor is: ``Tensor.data_ptr``, or its place on the host's machine."""
 
 
 @lru_cache(maxsize=32)
@@ -40,40 +34,6 @@ def function(
     driver.ensure_context(device_index)
     cubin = compiled(BesideSource(name, text, shared_bytes)).cubin
     return driver.Function(cubin, name, shared_bytes if asked is None else asked)
-
-
-def text_of(header: str, argument: Struct, defines: Mapping[str, object] | None = None, before: str = "") -> str:
-    """The source of a kernel that a header holds: what it is compiled for, its argument, the header.
-
-    Args:
-        before: another header, which the argument needs.
-    """
-    lines = [f"#define {name} {value}" for name, value in (defines or {}).items()]
-    lines += [f'#include "{before}"'] if before else []
-    return "\n".join([*lines, argument.text, f'#include "{header}"', ""])
-
-
-@dataclass(frozen=True, eq=False)
-class LaneKernel:
-    """A kernel of plain warps, which an operator of ours runs as. Made once for each shape, and known by itself.
-
-    Args:
-        argument: what it takes; ``record`` among its fields is where it says why it gave up.
-        persistent: no more CTAs than are resident at once have something to do.
-        record: makes what reads that.
-    """
-
-    name: str
-    text: str
-    argument: Struct
-    warps: int
-    shared_bytes: int = 0
-    persistent: bool = False
-    record: Callable[[], Record] | None = None
-
-
-Address = Callable[[Tensor], int]
-"""Where a tensor is: ``Tensor.data_ptr``, or its place on the host's machine."""
 
 
 class LaneCall(NamedTuple):
@@ -92,22 +52,10 @@ class LaneCall(NamedTuple):
     held: Sequence[Tensor | None]
 
 
-@dataclass(frozen=True)
-class _Loaded:
-    """A kernel on a device, where it says why it gave up, and how many of its CTAs are launched at most."""
-
-    function: driver.Function
-    record: Record | None
-    most: int
-
-
 @cache  # captured graphs keep the record's address
-def loaded(kernel: LaneKernel, device_index: int) -> _Loaded:
+def loaded(kernel: LaneKernel, device_index: int) -> Launch:
     """A kernel, ready on a device."""
-    made = function(kernel.name, kernel.text, device_index, kernel.shared_bytes)
-    sms = torch.cuda.get_device_properties(device_index).multi_processor_count
-    most = sms * made.blocks_per_sm(32 * kernel.warps) if kernel.persistent else 2**31 - 1
-    return _Loaded(made, kernel.record and kernel.record(), most)
+    return Launch(kernel, kernel.source, compiled(kernel.source), torch.device("cuda", device_index))
 
 
 def explained(kernel: LaneKernel, device: torch.device) -> AbstractContextManager[None]:
@@ -117,10 +65,17 @@ def explained(kernel: LaneKernel, device: torch.device) -> AbstractContextManage
     return nullcontext() if record is None else record.explained()
 
 
-def launch(call: LaneCall, device: torch.device) -> None:
-    """Enqueue a call on torch's stream."""
-    kernel, ready = call.kernel, loaded(call.kernel, device.index or 0)
-    values = call.values if ready.record is None else {**call.values, "record": ready.record.address}
-    packed = kernel.argument.pack(**values)
-    stream = torch.cuda.current_stream(device).cuda_stream
-    ready.function.launch((min(call.ctas, ready.most), 1), 32 * kernel.warps, stream, packed)
+def launch(call: LaneCall, device: torch.device) -> Sequence[Tensor]:
+    """The results of a call, enqueued on torch's stream of a device."""
+    if call.ctas:
+        stream = torch.cuda.current_stream(device).cuda_stream
+        for prepared in loaded(call.kernel, device.index or 0).prepare({}, call.ctas, stream, 0, call.values):
+            prepared()
+    return call.results
+
+
+def readable(rows: Tensor) -> Tensor:
+    """Rows that start on 16 bytes: the tensor, or a copy."""
+    apart = [stride for n, stride in zip(rows.shape[:-1], rows.stride(), strict=False) if n > 1]
+    bad = rows.stride(-1) != 1 or any(n * rows.element_size() % 16 for n in apart) or rows.data_ptr() % 16
+    return rows.clone(memory_format=torch.contiguous_format) if bad else rows

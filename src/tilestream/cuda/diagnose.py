@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator
 import torch
 
 from tilestream.errors import DeviceError, InputError, TilestreamError
-from tilestream.kernels.kernel import NO_ROW, halves
+from tilestream.kernels.kernel import NO_ROW
+from tilestream.kernels.operators.lanes import WORDS, NoRow, no_row
 
 log = logging.getLogger(__name__)
 
@@ -61,19 +62,9 @@ class Record:
         return self._told(self.words.tolist())
 
 
-def index_record(describe: Callable[[int, int, int, int], str]) -> Record:
-    """What ``give_up`` of lanes.cuh leaves behind where an index names no row.
-
-    Words: claimed | what, where | rows | index.
-
-    Args:
-        describe: what and where, by the kernel's own meaning, how many rows there are, and the index.
-    """
-
-    def told(words: list[int]) -> TilestreamError:
-        return InputError(describe(*halves(words, 2)[1], *words[2:4]), NO_ROW)
-
-    return Record(4, told)
+def index_record(describe: NoRow) -> Record:
+    """What ``give_up`` of lanes.cuh leaves behind where an index names no row; ``describe`` says of what."""
+    return Record(WORDS, lambda words: InputError(no_row(words, describe), NO_ROW))
 
 
 @atexit.register

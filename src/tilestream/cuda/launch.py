@@ -6,99 +6,21 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from tilestream.cuda import driver, pack, stamps
+from tilestream.cuda import stamps
 from tilestream.cuda.again import Again
-from tilestream.cuda.compile import KernelReport
-from tilestream.cuda.diagnose import Record
 from tilestream.cuda.driver import PreparedLaunch
+from tilestream.cuda.one_launch import Launch
 from tilestream.cuda.turn import Turner
-from tilestream.cuda.workspace import Memory, Workspaces
-from tilestream.errors import DeviceError, InputError
+from tilestream.errors import InputError
 from tilestream.ir.dtypes import ELEMENT_DTYPES, TORCH_DTYPES
+from tilestream.ir.launches import cut_at_dram
 from tilestream.ir.pipeline import Pipeline, Role, Tensor
 from tilestream.ir.taps import ragged_sizes, rows_given
-from tilestream.kernels.families import kernel_of
-from tilestream.kernels.kernel import Frame
-from tilestream.kernels.parts.params import TIMEOUT_NS, Where
-from tilestream.kernels.parts.source import Call, KernelSource
+from tilestream.kernels.parts.params import Where
 from tilestream.kernels.stream.arguments import MOST_ROWS
 
 KEPT = 16
 """Sets of addresses that a ``Bound`` keeps its launches for: where results go varies from call to call."""
-
-
-class Launch:
-    """One kernel of a pipeline, with its workspaces.
-
-    Args:
-        dependent: let its CTAs start, and load weights, while the kernel before on the stream still runs (programmatic
-            dependent launch), if its family can. Only where that kernel writes none of the parameters.
-
-    Raises:
-        DeviceError: its CTAs, which wait for each other, do not fit the GPU at once, or one does not fit an SM.
-    """
-
-    def __init__(
-        self, source: KernelSource, report: KernelReport, device: torch.device, dependent: bool = False
-    ) -> None:
-        self.source, self.report, self.device = source, report, device
-        self.kernel = kernel_of(source.pipeline)
-        self.frame = frame = self.kernel.frame
-        # A launch in front that copies weights writes what the kernel would load before it waits.
-        self.dependent = dependent and self.kernel.starts_early and not self.kernel.packs
-        driver.ensure_context(device.index or 0)
-        self.function = driver.Function(report.cubin, source.name, source.shared_bytes, frame.cluster)
-        self.sms = torch.cuda.get_device_properties(device).multi_processor_count
-        _check_room(self.function, frame, source, self.sms)
-        self.workspaces = Workspaces(lambda: Memory(self.kernel.space.total))
-        self.packer = pack.Packer(self.kernel.packs, device) if self.kernel.packs else None
-        self.record = Record(frame.words, self.kernel.error) if frame.words else None
-        self._written: stamps.Buffer | None = None
-
-    def check(self) -> None:
-        """Raise ``QueueTimeout`` if an earlier launch expired."""
-        if self.record is not None:
-            self.record.check()
-
-    def prepare(self, where: Mapping[str, Where], rows: int, stream: int, capture: int) -> list[PreparedLaunch]:
-        """What to enqueue on ``stream`` for ``rows`` rows of the tensors at ``where``: the packing of weights if any is
-        packed, and the kernel. ``capture`` as for ``Workspaces.take``."""
-        at = self.kernel.space.at(self.workspaces.take(stream, capture).address)
-        packing = [] if self.packer is None else [self.packer.prepare(where, at, stream)]
-        dump = self.record.address if self.record is not None else 0
-        written = self._stamps(rows) if self.source.stamped else None
-        room = (0, 0) if written is None else (written.address, written.room)
-        frame, kernels = self.frame, []
-        for part in self.kernel.parts(rows):
-            argument = self.kernel.pack(self.source, Call(where, at, dump, part, driver.encoded, TIMEOUT_NS, room))
-            grid = (self.kernel.grid(part.rows, self.sms), 1)
-            kernels.append(self.function.prepare(grid, frame.threads, stream, argument, frame.together, self.dependent))
-        return [*packing, *kernels]
-
-    def log(self) -> stamps.LaunchLog | None:
-        """The stamps of the last launch, which has ended; None where there was none, or the kernel has no stamps."""
-        return self._written.read() if self._written is not None else None
-
-    def _stamps(self, rows: int) -> stamps.Buffer:
-        """Where a launch with stamps writes them. All launches of one number of rows share it: one runs at a time."""
-        if self._written is None or self._written.rows != rows:
-            self._written = stamps.Buffer(self.source, rows, self.kernel.grid(rows, self.sms))
-        return self._written
-
-
-def _check_room(function: driver.Function, frame: Frame, source: KernelSource, sms: int) -> None:
-    """Refuse a kernel whose CTAs cannot all be there at once, if they must, or not even one."""
-    clustered = frame.cluster > 1
-    resident = function.resident_clusters(frame.threads, frame.cluster) if clustered else sms
-    room = resident * (frame.cluster if clustered else function.blocks_per_sm(frame.threads))
-    if frame.together and frame.ctas > room:
-        clusters = f" in clusters of {frame.cluster}" if clustered else ""
-        raise DeviceError(
-            f"pipeline {source.pipeline.name!r} needs {frame.told} CTAs at once{clusters} and this GPU holds {room}",
-            "plan for this GPU (options device=None)",
-        )
-    if room < 1:
-        raise DeviceError(f"kernel {source.name} does not fit an SM of this GPU", "plan for this GPU")
 
 
 def _shape(t: Tensor, rows: int, sizes: Mapping[str, int]) -> tuple[int, ...]:
@@ -137,14 +59,11 @@ class CompiledPipeline:
         self.outputs = pipeline.by_role(Role.OUTPUT)
         self._turners: dict[tuple[str, ...], Turner] = {}
         spilled: dict[str, Tensor] = {}
-        for launch in launches:
-            for t in (*launch.source.pipeline.by_role(Role.OUTPUT), *launch.kernel.buffers):
+        beside = [launch.kernel.buffers for launch in launches]
+        for made in (*(part.by_role(Role.OUTPUT) for part in cut_at_dram(pipeline)), *beside):
+            for t in made:
                 spilled[t.name] = t
         self.buffers = [t for n, t in spilled.items() if all(n != o.name for o in self.outputs)]
-
-    @property
-    def reports(self) -> list[KernelReport]:
-        return [launch.report for launch in self.launches]
 
     def logs(self) -> list[stamps.LaunchLog]:
         """What the kernels of a pipeline that was built with stamps wrote in the last call, launch by launch.

@@ -1,38 +1,13 @@
-"""Copies of matrices with columns of zeros behind their own, all by one kernel (``include/pad.cuh``)."""
+"""Copies of matrices with columns of zeros, launched (``kernels/operators/pad``)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 
 from torch import Tensor
 
-from tilestream.cuda.beside import Address, LaneCall, LaneKernel, launch, text_of
-from tilestream.kernels.parts.params import Field, Struct, pointers
-
-NAME = "tilestream_pad"
-WARPS, PIECE = 8, 16
-"""Warps of a CTA, a row each; bytes that a lane copies at once."""
-
-
-MATRIX = Struct(
-    "PadMatrix",
-    (
-        *pointers("from", type="const char*"),
-        Field("char*", "to", note="[rows, pieces] of 16 bytes"),
-        Field("long long", "stride", note="bytes from row to row"),
-        Field("int", "rows"),
-    ),
-)
-
-
-@cache
-def kernel(matrices: int) -> LaneKernel:
-    """The kernel that copies so many."""
-    argument = Struct(
-        "PadParams", (Field(MATRIX, "matrices", matrices), Field("int", "row_bytes"), Field("int", "pieces"))
-    )
-    return LaneKernel(NAME, text_of("pad.cuh", argument, {"MATRICES": matrices}), argument, WARPS)
+from tilestream.cuda.beside import Address, LaneCall, launch
+from tilestream.kernels.operators.pad import PIECE, WARPS, kernel
 
 
 def padded(matrices: Sequence[Tensor], columns: int) -> list[Tensor]:
@@ -42,10 +17,7 @@ def padded(matrices: Sequence[Tensor], columns: int) -> list[Tensor]:
         matrices: of 16-bit elements and equal ``k``.
         columns: ``k`` rounded up to a multiple of 8.
     """
-    made = call(matrices, columns)
-    if made.ctas:
-        launch(made, matrices[0].device)
-    return list(made.results)
+    return list(launch(call(matrices, columns), matrices[0].device))
 
 
 def call(matrices: Sequence[Tensor], columns: int, address: Address = Tensor.data_ptr) -> LaneCall:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from math import gcd
 
-from tilestream.cuda.stamps import Activity, Event, LaunchLog, RoleLog, Wait
+from tilestream.cuda.stamps import Event, LaunchLog, RoleLog, Stamp
 from tilestream.errors import InputError
 from tilestream.ir.pipeline import Pipeline, Residency, Stage
 
@@ -152,7 +152,7 @@ def _launch(number: int, log: LaunchLog, offset_us: float) -> Iterator[Slice]:
             if role.role < CONSUMERS:
                 yield from _steps(track)
             for a in role.activities:
-                yield track.slice(DETAIL, ACTIVITIES[a.event], a.tile, a.start_ns, a.end_ns)
+                yield track.slice(DETAIL, ACTIVITIES[a.event], a.of, a.start_ns, a.end_ns)
             yield from _waits(track, roles, queues)
 
 
@@ -169,7 +169,7 @@ def _worker(log: LaunchLog, cta: int) -> tuple[Stage, int]:
 
 def _steps(track: _Track) -> Iterator[Slice]:
     """A consumer's tiles, each from the start of its first activity to the end of its last."""
-    for tile, parts in groupby(track.role.activities, key=lambda a: a.tile):
+    for tile, parts in groupby(track.role.activities, key=lambda a: a.of):
         done = tuple(parts)
         yield track.slice(STEP, track.stage.name, tile, done[0].start_ns, done[-1].end_ns)
 
@@ -199,7 +199,7 @@ def _serving(track: _Track, event: Event) -> int:
     return SECOND_PUBLISHER if by_rows and track.stage.residency is Residency.RESIDENT and g == 1 else PUBLISHER
 
 
-def _split(wait: Wait, causes: Iterable[Wait]) -> Iterator[tuple[float, float, Wait]]:
+def _split(wait: Stamp, causes: Iterable[Stamp]) -> Iterator[tuple[float, float, Stamp]]:
     """A wait in parts: those during ``causes``, which are in order and apart, and the rest, which is its own."""
     at = wait.start_ns
     for cause in causes:
@@ -214,17 +214,17 @@ def _split(wait: Wait, causes: Iterable[Wait]) -> Iterator[tuple[float, float, W
         yield at, wait.end_ns, wait
 
 
-def _named(wait: Wait, queues: Sequence[str]) -> tuple[str, str]:
+def _named(wait: Stamp, queues: Sequence[str]) -> tuple[str, str]:
     """What a wait was for, and which kind of reason that is for a consumer."""
     if wait.event is Event.QUEUE_EMPTY:
-        return queues[wait.queue], "queue"
+        return queues[wait.of], "queue"
     if wait.event is Event.QUEUE_FULL:
-        return f"{queues[wait.queue]} full", "room"
+        return f"{queues[wait.of]} full", "room"
     name = WAITS[wait.event]
     return name, name
 
 
-def _tile_at(activities: Sequence[Activity], ns: float) -> int:
+def _tile_at(activities: Sequence[Stamp], ns: float) -> int:
     """The tile that a role was at, -1 before its first."""
     k = bisect_right(activities, ns, key=lambda a: a.start_ns)
-    return activities[k - 1].tile if k else -1
+    return activities[k - 1].of if k else -1

@@ -54,25 +54,16 @@ HEADER = np.dtype(
     [(n, np.uint64) for n in ("start_ns", "start_clock", "end_ns", "end_clock")]
     + [("stamps", np.int32), ("sm", np.uint32), ("unused", np.uint32, 6)]
 )
-STAMP = np.dtype([("clock", np.uint64), ("value", np.uint32), ("event", np.uint32)])
+RAW = np.dtype([("clock", np.uint64), ("value", np.uint32), ("event", np.uint32)])
 
 
 @dataclass(frozen=True, slots=True)
-class Activity:
-    """What a role does for ``tile``, in nanoseconds from the origin. ``IDLE`` is none."""
+class Stamp:
+    """What a role does for tile ``of``, or waits for, in nanoseconds from the origin; of a wait at an end of a queue
+    ``of`` is the queue's number."""
 
     event: Event
-    tile: int
-    start_ns: float
-    end_ns: float
-
-
-@dataclass(frozen=True, slots=True)
-class Wait:
-    """A wait of a role, in nanoseconds from the origin; ``queue`` is the number of a queue for those at its ends."""
-
-    event: Event
-    queue: int
+    of: int
     start_ns: float
     end_ns: float
 
@@ -86,8 +77,8 @@ class RoleLog:
     sm: int
     start_ns: float
     end_ns: float
-    activities: tuple[Activity, ...]
-    waits: tuple[Wait, ...]
+    activities: tuple[Stamp, ...]
+    waits: tuple[Stamp, ...]
     dropped: int
 
 
@@ -123,12 +114,12 @@ def capacity(source: KernelSource, rows: int, ctas: int) -> int:
         math.ceil(tiles / s.tiles_per_step / (ctas if len(source.pipeline.stages) == 1 else s.replicas))
         for s in source.pipeline.stages
     )
-    return max(1, min(units * each, MOST_BYTES // (ctas * len(ROLES) * STAMP.itemsize)))
+    return max(1, min(units * each, MOST_BYTES // (ctas * len(ROLES) * RAW.itemsize)))
 
 
 def buffer_bytes(ctas: int, room: int) -> int:
     """Of device memory that a launch of ``ctas`` CTAs with ``room`` stamps a role writes to."""
-    return ctas * len(ROLES) * (HEADER.itemsize + room * STAMP.itemsize)
+    return ctas * len(ROLES) * (HEADER.itemsize + room * RAW.itemsize)
 
 
 class Buffer(Memory):
@@ -153,7 +144,7 @@ def read(raw: bytes | bytearray, source: KernelSource, rows: int, ctas: int, roo
     Raises:
         DeviceError: a role has not written its start and its end.
     """
-    kind = np.dtype([("header", HEADER), ("stamps", STAMP, (room,))])
+    kind = np.dtype([("header", HEADER), ("stamps", RAW, (room,))])
     roles = np.frombuffer(raw, dtype=kind, count=ctas * len(ROLES))
     headers = roles["header"]
     if (headers["start_ns"] == 0).any() or (headers["end_ns"] < headers["start_ns"]).any():
@@ -186,12 +177,12 @@ def _role(record: np.void, cta: int, role: int, origin: int, room: int) -> RoleL
     times, took, tiles = at.tolist(), (values * ns_a_clock).tolist(), values.astype(np.uint32).view(np.int32).tolist()
     # Every activity ends where another begins, idleness at the latest: one without an end lost it to want of room.
     activities = tuple(
-        Activity(Event(kinds[k]), tiles[k], times[k], times[after])
+        Stamp(Event(kinds[k]), tiles[k], times[k], times[after])
         for k, after in pairwise(begun)
         if kinds[k] != Event.IDLE
     )
     waits = tuple(
-        Wait(Event(kind), queues[k], times[k] - took[k], times[k])
+        Stamp(Event(kind), queues[k], times[k] - took[k], times[k])
         for k, kind in enumerate(kinds)
         if kind >= Event.NO_WEIGHTS
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from tilestream.cuda import driver
@@ -24,14 +23,6 @@ class Memory:
         weakref.finalize(self, driver.free, self.address).atexit = False  # the process's end frees it anyway
 
 
-@dataclass
-class _Captured(Generic[W]):
-    """The workspaces of one capture, by stream."""
-
-    capture: int
-    by_stream: dict[int, W]
-
-
 class Workspaces(Generic[W]):
     """One workspace a stream; the launches that are captured into one graph on one stream share one of their own.
 
@@ -45,18 +36,10 @@ class Workspaces(Generic[W]):
 
     def __init__(self, new: Callable[[], W]) -> None:
         self._new = new
-        self._by_stream: dict[int, W] = {}
-        self._captured: list[_Captured[W]] = []
+        self._spaces: dict[tuple[int, int], W] = {}
 
     def take(self, stream: int, capture: int = 0) -> W:
         """The workspace for a launch on ``stream``; ``capture`` is the number of the capture under way, 0 for none."""
-        if capture:
-            if not self._captured or self._captured[-1].capture != capture:
-                self._captured.append(_Captured(capture, {}))
-            return self._of(self._captured[-1].by_stream, stream)
-        return self._of(self._by_stream, stream)
-
-    def _of(self, spaces: dict[int, W], stream: int) -> W:
-        if stream not in spaces:
-            spaces[stream] = self._new()
-        return spaces[stream]
+        if (capture, stream) not in self._spaces:
+            self._spaces[capture, stream] = self._new()
+        return self._spaces[capture, stream]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from tilestream.ir.axes import View
-from tilestream.ir.pipeline import Pipeline, Tile, TileOp
+from tilestream.ir.pipeline import Pipeline, TileOp
 from tilestream.ir.tileops import OPS
 
 
@@ -30,15 +31,16 @@ def one_name_an_axis(p: Pipeline) -> Pipeline:
                     if read != mine:
                         names[mine] = read
 
-    def tile(t: Tile | None) -> Tile | None:
-        return None if t is None else replace(t, axes=tuple(replace(a, name=now(a.name)) for a in t.axes))
+    return p.with_stages(tuple(replace(s, ops=tuple(renamed(op, now) for op in s.ops)) for s in p.stages))
+
+
+def renamed(op: TileOp, name: Callable[[str], str]) -> TileOp:
+    """``op`` with every axis under the name that it gets, in what it makes and in what it reads."""
 
     def under(v: View | str) -> View | str:
         if isinstance(v, str) or v.at is None:
             return v
-        return View(v.of, tuple(replace(at, axes=tuple(map(now, at.axes))) for at in v.at))
+        return View(v.of, tuple(replace(at, axes=tuple(map(name, at.axes))) for at in v.at))
 
-    def renamed(op: TileOp) -> TileOp:
-        return replace(op, out=tile(op.out), tiles=tuple(map(under, op.tiles)), tensors=tuple(map(under, op.tensors)))
-
-    return p.with_stages(tuple(replace(s, ops=tuple(map(renamed, s.ops))) for s in p.stages))
+    out = op.out and replace(op.out, axes=tuple(replace(a, name=name(a.name)) for a in op.out.axes))
+    return replace(op, out=out, tiles=tuple(map(under, op.tiles)), tensors=tuple(map(under, op.tensors)))

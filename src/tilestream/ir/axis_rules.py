@@ -46,8 +46,7 @@ def axes_are_covered(p: Pipeline) -> None:
     outer, made = outer_axes(p.ragged.values()), p.tiles()
     dims |= {n: tuple(a.name for a in t.axes) for n, t in made.items()}
     slices: dict[tuple[str, int, bool], set[tuple[int, int]]] = defaultdict(set)
-    for stage, op in _ops(p):
-        where = op.source or f"{op.kind} in stage {stage.name!r}"
+    for where, _, op in each_op(p):
         given = around((a for v in op.views for a in v.axes), outer)
         for axis in result_axes(op):
             if axis not in given and size[axis] != 1 and op.kind != "fill":
@@ -128,7 +127,7 @@ def tensors_have_their_roles(p: Pipeline) -> None:
     for t in p.tensors:
         if t.dtype not in DTYPE_BYTES and (t.dtype not in INDEX_BYTES or t.role is Role.OUTPUT):
             raise VerifyError(f"tensor {t.name!r} has dtype {t.dtype!r}", f"use one of {', '.join(DTYPE_BYTES)}")
-    for _, op in _ops(p):
+    for _, _, op in each_op(p):
         for name in op.params:
             output = p.tensor(name).role is Role.OUTPUT
             if output != (op.kind in WRITES):
@@ -138,8 +137,7 @@ def tensors_have_their_roles(p: Pipeline) -> None:
 
 def partial_results_are_summed(p: Pipeline) -> None:
     """What each worker has of a sum is combined before it counts as the sum, and by what combines it."""
-    for stage, op in _ops(p):
-        where = op.source or f"{op.kind} in stage {stage.name!r}"
+    for where, stage, op in each_op(p):
         makers = {o.out.name: o for o in stage.ops if o.out is not None}
         if op.kind == "store":
             scattered = next((at for at in op.views[-1].at or () if at.index), None)
@@ -249,5 +247,6 @@ def _check_steps(p: Pipeline, q: Queue) -> None:
             )
 
 
-def _ops(p: Pipeline) -> Iterator[tuple[Stage, TileOp]]:
-    return ((stage, op) for stage in p.stages for op in stage.ops)
+def each_op(p: Pipeline) -> Iterator[tuple[str, Stage, TileOp]]:
+    """Each op with its stage and what messages call it."""
+    return ((op.source or f"{op.kind} in stage {s.name!r}", s, op) for s in p.stages for op in s.ops)

@@ -80,9 +80,8 @@ def hidden_layers(stage: Stage, handed_on: Collection[str] = ()) -> tuple[Looped
             continue
         if not taken.isdisjoint(n for op in linears for n in op.ins):
             continue  # what a chunk is made from must be whole
-        assert linears[0].out is not None
-        axis = column_axis(linears[0].out.name)
-        found.append(LoopedLayer(axis, tuple(inside), tile, linears[0].out.features, reader))
+        axis = column_axis(linears[0].made.name)
+        found.append(LoopedLayer(axis, tuple(inside), tile, linears[0].made.features, reader))
         taken |= names
     return tuple(found)
 

@@ -123,8 +123,7 @@ class Exchange:
 
 def exchange(op: TileOp, view: View, maker: TileOp, d: Spread, stage: Stage) -> str:
     """What moves over ``d`` so that ``op`` can read ``view`` of what ``maker`` makes; empty if nothing does."""
-    assert maker.out is not None
-    how = collective(placement(maker, d, stage), wanted(op, view, maker.out, d, stage))
+    how = collective(placement(maker, d, stage), wanted(op, view, maker.made, d, stage))
     if how == "all-reduce" and op.kind in WRITES:
         return "" if op.kind == "store_add" else "reduce"  # into memory; or to the one that stores
     return how

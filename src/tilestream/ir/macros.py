@@ -128,16 +128,15 @@ def _inverse_root(emit, name: str, spread: str, width: int, op: TileOp, src: str
 
 
 def _affine(out: list[TileOp], op: TileOp, emit, ins: tuple[str, str], affine: str) -> None:
-    assert op.out is not None
-    name, n, src = op.out.name, op.out.features, op.source
+    name, n, src = op.made.name, op.made.features, op.source
     steps = list(zip(affine, op.params, strict=True))
     if not steps:
-        out.append(TileOp("mul", op.out, ins, (), (), src))
+        out.append(TileOp("mul", op.made, ins, (), (), src))
         return
     value = emit("mul", f"{name}.unit", n, ins, src)
     for k, (letter, param) in enumerate(steps):
         kind = "mul" if letter == "w" else "add"
         if k == len(steps) - 1:
-            out.append(TileOp(kind, op.out, (value,), (param,), (), src))
+            out.append(TileOp(kind, op.made, (value,), (param,), (), src))
         else:
             value = emit(kind, f"{name}.weighted", n, (value,), src, params=(param,))

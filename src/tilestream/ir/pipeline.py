@@ -169,6 +169,12 @@ class TileOp:
         """Names of the tensors."""
         return tuple(v if isinstance(v, str) else v.of for v in self.tensors)
 
+    @property
+    def made(self) -> Tile:
+        """What it makes, of an op that is known to make a tile."""
+        assert self.out is not None, f"{self.kind} at {self.source} makes no tile"
+        return self.out
+
     @cached_property
     def result_axes(self) -> tuple[str, ...]:
         """Axes of what it makes, or of where it writes."""

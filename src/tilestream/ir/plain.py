@@ -134,18 +134,16 @@ class _Writer:
         return [self._elementwise(op)]
 
     def _made(self, op: TileOp, column: Axis | None, **changes: object) -> TileOp:
-        assert op.out is not None
         axes = (ROWS,) if column is None else (ROWS, column)
-        return replace(op, out=replace(op.out, axes=axes), attrs=(), **changes)  # pyright: ignore[reportArgumentType]
+        return replace(op, out=replace(op.made, axes=axes), attrs=(), **changes)  # pyright: ignore[reportArgumentType]
 
     def _column(self, tile: str) -> Axis | None:
         """The axis of a tile's columns; none where it has one column."""
         return next((a for a in self.tiles[tile].axes if a != ROWS), None)
 
     def _new(self, op: TileOp) -> Axis | None:
-        assert op.out is not None
-        name = self.shared.get(op.out.name, column_axis(op.out.name))
-        return Axis(name, op.out.features) if op.out.features != 1 else None
+        name = self.shared.get(op.made.name, column_axis(op.made.name))
+        return Axis(name, op.made.features) if op.made.features != 1 else None
 
     def _load(self, op: TileOp) -> TileOp:
         column = self._new(op)
@@ -184,19 +182,16 @@ class _Writer:
 
     def _linear(self, op: TileOp) -> list[TileOp]:
         """A product, and the bias added to its sum."""
-        assert op.out is not None
         inner, column = self._column(op.ins[0]), self._new(op)
         out = At((column.name,), first_column(op)) if column else At((), first_column(op))
         weight = View(op.params[0], (out, At((inner.name,)) if inner else At()))
         product = self._made(op, column, kind="product", tiles=(self._own(op.ins[0]),), tensors=(weight,))
         if len(op.params) == 1:
             return [product]
-        assert product.out is not None
-        total = replace(product, out=replace(product.out, name=f"{op.out.name}.product", dtype="f32"))
-        assert total.out is not None
-        self.tiles[total.out.name] = total.out
+        total = replace(product, out=replace(product.made, name=f"{op.made.name}.product", dtype="f32"))
+        self.tiles[total.made.name] = total.made
         bias = View(op.params[1], (out,))
-        return [total, self._made(op, column, kind="add", tiles=(self._own(total.out.name),), tensors=(bias,))]
+        return [total, self._made(op, column, kind="add", tiles=(self._own(total.made.name),), tensors=(bias,))]
 
     def _cat(self, op: TileOp) -> list[TileOp]:
         """Each part, shifted to its place: what lies outside of a part is zero, and the sum of all is the whole."""
@@ -227,8 +222,7 @@ class _Writer:
 
     def _elementwise(self, op: TileOp) -> TileOp:
         """Operands of the result's width under its columns; one column, and vectors of one element, under none."""
-        assert op.out is not None
-        width = op.out.features
+        width = op.made.features
         column = next((c for n in op.ins if (c := self._column(n)) and c.size == width), None) or self._new(op)
         inner = At((column.name,)) if column else At()
         tiles = [View(name, self._at(name, column)) for name in op.ins]

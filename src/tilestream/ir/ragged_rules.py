@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from tilestream.errors import VerifyError
 from tilestream.ir.axes import COMBINES, around, outer_axes
+from tilestream.ir.axis_rules import each_op
 from tilestream.ir.derive import sums
-from tilestream.ir.pipeline import INDEX_BYTES, Pipeline, Role, Stage, TileOp, Transport
+from tilestream.ir.pipeline import INDEX_BYTES, Pipeline, Role, Transport
 
 
 def ragged_axes_lie_in_others(p: Pipeline) -> None:
@@ -53,7 +52,7 @@ def ragged_axes_lie_in_others(p: Pipeline) -> None:
 def combines_are_defined(p: Pipeline) -> None:
     """A softmax is of a product: a score that has all that is summed over, and values that it weighs. What stands
     for a maximum or minimum of nothing stands for no sum."""
-    for where, _, op in _ops(p):
+    for where, _, op in each_op(p):
         if op.attr("empty") is not None and op.combine not in ("max", "min"):
             raise VerifyError(
                 f"{where}: attribute 'empty' of a product that is combined by {op.combine}",
@@ -79,7 +78,7 @@ def edges_stay_with_their_nodes(p: Pipeline) -> None:
     outer = outer_axes(p.ragged.values())
     dims = {t.name: t.axes for t in p.tensors} | {n: t.axes for n, t in p.tiles().items()}
     from_memory = {q.tile for q in p.queues if q.transport is Transport.DRAM}
-    for where, stage, op in _ops(p):
+    for where, stage, op in each_op(p):
         made = stage.defined()
         for axis in sorted(sums(op)):
             if axis in outer and outer[axis] not in around(op.result_axes, outer):
@@ -104,8 +103,3 @@ def edges_stay_with_their_nodes(p: Pipeline) -> None:
                         " yet to be made",
                         "make it in a stage before, with a queue in DRAM",
                     )
-
-
-def _ops(p: Pipeline) -> Iterator[tuple[str, Stage, TileOp]]:
-    """Each op with its stage and what messages call it."""
-    return ((op.source or f"{op.kind} in stage {s.name!r}", s, op) for s in p.stages for op in s.ops)

@@ -45,11 +45,10 @@ def _phase(ops: list[TileOp], stage: Stage, pipeline: Pipeline, tiles: dict[str,
     rows = stage.tile_rows
     for op in ops:
         if op.kind == "linear":
-            assert op.out is not None
             weight = pipeline.tensor(op.params[0])
-            flops, dtype = padded_flops(weight, rows, op.out.features), weight.dtype
+            flops, dtype = padded_flops(weight, rows, op.made.features), weight.dtype
             if len(op.params) == 2:
-                lane += rows * op.out.features
+                lane += rows * op.made.features
             continue
         spec, elements = OPS[op.kind], rows * width(op, tiles)
         lane += spec.flops * elements

@@ -138,9 +138,8 @@ def _shared(stage: Stage, launch: Pipeline, rows: int) -> int:
     total = 0
     for op in stage.ops:
         if op.kind == "linear":
-            assert op.out is not None
             matrix = launch.tensor(op.params[0])
-            weight = op.out.features * matrix.features * DTYPE_BYTES[matrix.dtype]
+            weight = op.made.features * matrix.features * DTYPE_BYTES[matrix.dtype]
             loads = stage.replicas if stage.residency is Residency.RESIDENT else steps
             total += 2 * rows * tiles[op.ins[0]].row_bytes + weight * (count + loads)
         elif op.kind in ("load", "store"):

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from tilestream.devices import Device
 from tilestream.errors import QueueTimeout, TilestreamError, VerifyError
@@ -41,6 +41,8 @@ class Frame:
         threads: of a CTA. cluster: CTAs of one. warpgroups: consumers of a CTA.
         together: whether CTAs wait for each other, so that all must be resident at once.
         words: of 64 bits, of the record that an expired wait leaves; 0: it leaves none.
+        second: CTAs along the grid's second axis.
+        host_lanes: threads of a CTA on the host's machine, of a kernel written in lanes (lanes.cuh); 0 of others.
     """
 
     ctas: int
@@ -50,25 +52,72 @@ class Frame:
     warpgroups: int = 2
     together: bool = True
     words: int = 8
+    second: int = 1
+    host_lanes: int = 0
 
 
-class Kernel(ABC):
-    """The kernel of one launch. ``families.kernel_of`` makes it, once for each launch.
-
-    Each family describes its kernels so; what compiles, launches, times or explains a kernel asks nothing else.
+class Launchable(ABC):
+    """What is launched as one kernel, whatever it is a kernel of. What loads, launches or runs kernels asks this alone.
 
     Attributes:
         needs_rows: without rows it has nothing to do.
         starts_early: whether it waits for the kernel in front itself, behind what it can do before (programmatic
             dependent launch): loading weights, which a launch in front must not write then.
-        host_lanes: threads of a CTA on the host's machine, of a kernel written in lanes (lanes.cuh); 0 of others.
+        persistent: no more CTAs than are resident at once have something to do.
+    """
+
+    needs_rows: bool = True
+    starts_early: ClassVar[bool] = False
+    persistent: bool = False
+
+    @property
+    @abstractmethod
+    def frame(self) -> Frame: ...
+
+    def grid(self, rows: int, sms: int) -> int:
+        """CTAs of a launch on ``rows`` rows."""
+        return self.frame.ctas
+
+    def parts(self, rows: int) -> list[Part]:
+        """The launches that ``rows`` rows take."""
+        return [Part(0, rows, rows)]
+
+    @property
+    def space(self) -> Space:
+        """Device memory besides its tensors."""
+        return Space((), frozenset())
+
+    @property
+    def buffers(self) -> Sequence[Tensor]:
+        """Tensors of its own, which each call has new ones of: in ``Call.where``, as those of the launch."""
+        return ()
+
+    @property
+    def packs(self) -> Sequence[PackSpec]:
+        """Weights that are copied before the kernel, to the part of the space called ``packed`` and their number."""
+        return ()
+
+    @abstractmethod
+    def pack(self, source: Any, call: Call) -> bytes:
+        """The bytes of the kernel's argument."""
+
+    def error(self, words: Sequence[int]) -> TilestreamError:
+        """What the record of ``words`` words that a launch left says."""
+        return QueueTimeout(self.describe(words), LOST)
+
+    @abstractmethod
+    def describe(self, words: Sequence[int]) -> str:
+        """Who waited for what."""
+
+
+class Kernel(Launchable):
+    """The kernel of one launch of a pipeline. ``families.kernel_of`` makes it, once for each launch.
+
+    Each family describes its kernels so; what compiles, times or explains a kernel asks nothing else.
     """
 
     family: ClassVar[str]
     closed_form: ClosedForm | None = None
-    needs_rows: bool = True
-    starts_early: ClassVar[bool] = False
-    host_lanes: ClassVar[int] = 0
 
     def __init__(self, launch: Pipeline) -> None:
         self.launch = launch
@@ -132,45 +181,6 @@ class Kernel(ABC):
             made = self._emit(stamped, annotate)
             self._sources[key] = replace(made, text=told_ops(self.launch) + made.text) if annotate else made
         return self._sources[key]
-
-    @property
-    @abstractmethod
-    def frame(self) -> Frame: ...
-
-    def grid(self, rows: int, sms: int) -> int:
-        """CTAs of a launch on ``rows`` rows."""
-        return self.frame.ctas
-
-    def parts(self, rows: int) -> list[Part]:
-        """The launches that ``rows`` rows take."""
-        return [Part(0, rows, rows)]
-
-    @property
-    @abstractmethod
-    def space(self) -> Space:
-        """Device memory besides its tensors."""
-
-    @property
-    def buffers(self) -> tuple[Tensor, ...]:
-        """Tensors of its own, which each call has new ones of: in ``Call.where``, as those of the launch."""
-        return ()
-
-    @property
-    def packs(self) -> Sequence[PackSpec]:
-        """Weights that are copied before the kernel, to the part of the space called ``packed`` and their number."""
-        return ()
-
-    @abstractmethod
-    def pack(self, source: KernelSource, call: Call) -> bytes:
-        """The bytes of the kernel's argument."""
-
-    def error(self, words: Sequence[int]) -> TilestreamError:
-        """What the record of ``words`` words that a launch left says."""
-        return QueueTimeout(self.describe(words), LOST)
-
-    @abstractmethod
-    def describe(self, words: Sequence[int]) -> str:
-        """Who waited for what."""
 
     # -- the host's machine, for tests
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tilestream.devices import Device
 from tilestream.errors import PlanError
 from tilestream.ir.serialise import pipeline_to_json
-from tilestream.kernels.gradients.chain_cost import cost
+from tilestream.kernels.gradients.cost import cost
 from tilestream.options import Options
 from tilestream.plan.backward_chains import STRATEGY, Joined
 from tilestream.plan.candidates import FALLBACK, Candidate, Plan

@@ -14,7 +14,7 @@ from tilestream.graph.gradients import GradientSite, aliases, find_gradients, to
 from tilestream.graph.interaction import longer
 from tilestream.ir.pipeline import DTYPE_BYTES, Pipeline
 from tilestream.ir.serialise import pipeline_to_json
-from tilestream.kernels.gradients.sums_cost import cost
+from tilestream.kernels.gradients.cost import cost
 from tilestream.options import Options
 from tilestream.plan import margins
 from tilestream.plan.candidates import FALLBACK, Candidate

@@ -15,8 +15,8 @@ from tilestream.kernels.coefficients.shared_tile import H200_GENERATED
 from tilestream.options import Options
 
 WEIGHT_BYTES_PER_S = 0.13e12
-"""Of a weight that is turned: 64 CTAs (``cuda/turn.py``), each 2 KB a microsecond, the time of a load and a store that
-wait for each other. An assumption: nothing but small weights was timed."""
+"""Of a weight that is turned: 64 CTAs (``kernels/operators/turn.py``), each 2 KB a microsecond, the time of a load and
+a store that wait for each other. An assumption: nothing but small weights was timed."""
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,7 @@ from math import ceil, prod
 import torch
 from torch import Tensor as Array
 
-from tilestream.errors import InputError
-from tilestream.ir.axes import ROWS, Level, View, along, around
+from tilestream.ir.axes import Level, View, along, around
 from tilestream.ir.derive import (
     Nest,
     Partial,
@@ -32,12 +31,12 @@ from tilestream.ir.derive import (
     wanted,
 )
 from tilestream.ir.mesh_traffic import indices
-from tilestream.ir.pipeline import DTYPE_BYTES, ELEMENT_BYTES, Pipeline, Queue, Role, Stage, Tile, TileOp, Transport
-from tilestream.ir.taps import pictures
+from tilestream.ir.pipeline import DTYPE_BYTES, ELEMENT_BYTES, Pipeline, Queue, Stage, Tile, TileOp, Transport
 from tilestream.reference.einsum import COMBINE, Weighed, evaluate, softmax, together
+from tilestream.reference.memory import Memory
 from tilestream.reference.ops import Arithmetic
 from tilestream.reference.ring import Ring, Wait, take_turns
-from tilestream.reference.segments import Positions, Segments, check_orders, none_at_all, pieces, segments_of
+from tilestream.reference.segments import Positions, Segments, check_orders, none_at_all, pieces
 from tilestream.reference.workers import Coordinates, Steps, Workers, coordinate, read
 
 
@@ -92,17 +91,11 @@ class _Held:
         return COMBINE[how][1](self.value[where], other[0]), other[1]
 
 
-class _Machine:
+class _Machine(Memory):
     def __init__(self, p: Pipeline, tensors: Mapping[str, Array], arithmetic: Arithmetic, moved: Moved) -> None:
-        self.p, self.arithmetic, self.moved = p, arithmetic, moved
-        self.size, self.segments = sizes_given(p, tensors)
+        super().__init__(p, tensors, arithmetic)
+        self.moved = moved
         check_orders(p, tensors)
-        self.memory = {n: arithmetic.widen(x) if x.is_floating_point() else x for n, x in tensors.items()}
-        added = {op.params[-1] for s in p.stages for op in s.ops if op.kind == "store_add"}
-        for t in p.by_role(Role.OUTPUT):
-            fill = 0.0 if t.name in added else torch.nan
-            shape = [self.size[a.name] for a in t.axes]
-            self.memory[t.name] = torch.full(shape, fill, dtype=arithmetic.dtype)
         self.rings = [_Ring(q, p.stage(q.producer), self.size) for q in p.queues]
         self.stages = {s.name: _Running(s, self.size, self.segments, self.rings) for s in p.stages}
         self.done: set[str] = set()
@@ -110,10 +103,7 @@ class _Machine:
     def run(self) -> dict[str, Array]:
         workers = {f"stage {name!r}": self._work(s) for name, s in self.stages.items()}
         take_turns(self.p.name, workers, "make the queue named deeper, or let it be in DRAM")
-        outputs = {}
-        for t in self.p.by_role(Role.OUTPUT):
-            outputs[t.name] = self.arithmetic.stored(self.memory[t.name], t.dtype)
-        return outputs
+        return self.outputs()
 
     def _work(self, s: _Running) -> Iterator[Wait | None]:
         yield from self._walk(s.program, {}, s)
@@ -212,7 +202,9 @@ class _Machine:
         reads = op.views if op.out is not None else op.views[:-1]
         operands = [] if idle else [self._operand(op, v, moves.get(v, {}), at, me, s) for v in reads]
         if op.out is None:
-            self._store(op, operands[0], at)
+            self.store(op, operands[0], at)
+            stored = prod(len(at[a]) for a in op.views[-1].axes)
+            self.moved.bytes["l2"] += stored * DTYPE_BYTES[self.p.tensor(op.params[-1]).dtype]
             for index in indices(op.views[-1]):
                 self._count_load(index, at, me, s)
         else:
@@ -225,11 +217,10 @@ class _Machine:
             self._count_load(view, at, me, s, view.of in s.stage.resident)
             return read(self.memory[view.of], view, at, self.memory)
         maker, source = s.makers[view.of], s.private[me][view.of]
-        assert maker.out is not None
         if apart := list(moves):
             need = [coordinate(c, at, view.axes, self.memory).unique() for c in view.at or ()]
             need = [n[(n >= 0) & (n < size)] for n, size in zip(need, source.value.shape, strict=True)]
-            source, parts = self._assembled(maker.out, need, s, me, apart, s.private_of(view.of))
+            source, parts = self._assembled(maker.made, need, s, me, apart, s.private_of(view.of))
             for peer, size in parts.items():
                 levels = [s.stage.mesh[i].level for i in apart if peer[i] != me[i]]
                 if levels:  # they meet at the outermost level that they are apart at
@@ -237,7 +228,7 @@ class _Machine:
         if not read(source.known, view, at, self.memory, outside=1).all():
             raise AssertionError(f"stage {s.stage.name!r} worker {me}: {op.kind} reads {view.of!r}, which it has not")
         value = read(source.value, view, at, self.memory)
-        return self.arithmetic.rounded(value, maker.out.dtype) if op.kind == "product" else value
+        return self.arithmetic.rounded(value, maker.made.dtype) if op.kind == "product" else value
 
     def _assembled(
         self,
@@ -288,11 +279,10 @@ class _Machine:
 
     def _make(self, op: TileOp, operands: list[Array], at: dict[str, Array], now: Steps, private: dict) -> None:
         """Evaluate, and combine with what earlier rounds of a loop gave."""
-        assert op.out is not None
         lengths = {a: len(x) for a, x in at.items()}
-        where = _grid([at[a.name] for a in op.out.axes])
-        memory: _Held = private[op.out.name]
-        weight = torch.full([lengths[a.name] for a in op.out.axes], -torch.inf, dtype=self.arithmetic.dtype)
+        where = _grid([at[a.name] for a in op.made.axes])
+        memory: _Held = private[op.made.name]
+        weight = torch.full([lengths[a.name] for a in op.made.axes], -torch.inf, dtype=self.arithmetic.dtype)
         if not all(lengths.values()):
             value = torch.full_like(weight, self._of_nothing(op, at))
         elif op.combine == "softmax":
@@ -301,7 +291,7 @@ class _Machine:
             value = evaluate(op, operands, lengths, self.arithmetic.dtype)
         if not sums(op).isdisjoint(now) and not self._first_round(op, now):
             value, weight = memory.combined(op.combine, where, (value, weight))
-        memory.write(where, self.arithmetic.rounded(value, op.out.dtype) if op.kind == "cast" else value, weight)
+        memory.write(where, self.arithmetic.rounded(value, op.made.dtype) if op.kind == "cast" else value, weight)
 
     def _of_nothing(self, op: TileOp, at: Positions) -> float:
         """What a sum starts with; or what the op says it is where there is nothing, for any worker, in any round."""
@@ -312,20 +302,6 @@ class _Machine:
 
     def _first_round(self, op: TileOp, now: Steps) -> bool:
         return all(now[a] == 0 for a in sums(op) if a in now)
-
-    def _store(self, op: TileOp, value: Array, at: dict[str, Array]) -> None:
-        target, to = self.memory[op.params[-1]], op.views[-1]
-        order = to.axes
-        index = torch.broadcast_tensors(*(coordinate(c, at, order, self.memory) for c in to.at or ()))
-        value = evaluate(op, [value], {a: len(x) for a, x in at.items()}, self.arithmetic.dtype)
-        value = value.expand(index[0].shape) if index else value
-        dtype = self.p.tensor(op.params[-1]).dtype
-        if op.kind == "store_add":
-            target.index_put_(tuple(index), value, accumulate=True)
-        else:
-            target[tuple(index)] = self.arithmetic.rounded(value, dtype)
-        stored = prod(len(at[a]) for a in order)
-        self.moved.bytes["l2"] += stored * DTYPE_BYTES[dtype]
 
     def _nothing(self, tile: Tile) -> _Held:
         return _Held.nothing([self.size[a.name] for a in tile.axes], self.arithmetic.dtype)
@@ -428,30 +404,6 @@ class _Ring(Ring):
             if self.taken(key, consumer):
                 for sent in self.memories.values():
                     sent.known[self.region(key)] = False
-
-
-def sizes_given(p: Pipeline, tensors: Mapping[str, Array]) -> tuple[dict[str, int], dict[str, Segments]]:
-    """The size of every axis, read off the tensors where it is not declared; and where ragged ones lie."""
-    declared = [a for s in p.stages for op in s.ops if op.out is not None for a in op.out.axes]
-    size = p.sizes()
-    for t in p.tensors:
-        if t.name not in tensors:
-            continue
-        shape = tuple(tensors[t.name].shape)
-        if len(shape) != len(t.axes):
-            raise InputError(f"tensor {t.name!r} has {len(shape)} dimensions, not {len(t.axes)}", "give it its shape")
-        for axis, n in zip(t.axes, shape, strict=True):
-            if size.setdefault(axis.name, n) != n:
-                raise InputError(
-                    f"{t.name!r}: axis {axis.name!r} is {n} here, {size[axis.name]} elsewhere", "make them agree"
-                )
-    for name, pixels in pictures(p).items():  # where nothing else has rows
-        size.setdefault(ROWS.name, tensors[name].shape[0] * pixels)
-    segments = segments_of(p, tensors, size)
-    for a in declared:
-        if a.name not in size:
-            raise InputError(f"no tensor has axis {a.name!r}, so its size is not known", "declare the size of the axis")
-    return size, segments
 
 
 def _grid(positions: list[Array]) -> tuple[Array, ...]:

@@ -176,13 +176,11 @@ def evaluate(
     """
     family = OPS[op.kind].family
     if family == "linear":
-        assert op.out is not None
         first = first_column(op)
-        part = [p[first : first + op.out.features] for p in params]
+        part = [p[first : first + op.made.features] for p in params]
         return functional.linear(arithmetic.rounded(ins[0], tiles[0].dtype), *part)
     if op.kind == "cast":
-        assert op.out is not None
-        return arithmetic.rounded(ins[0], op.out.dtype)
+        return arithmetic.rounded(ins[0], op.made.dtype)
     if family in ("unary", "binary"):
         return elementwise(op, [*ins, *params], arithmetic.dtype)
     if family == "reduce":

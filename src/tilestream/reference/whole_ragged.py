@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import reduce
 from math import prod
 
 import torch
 from torch import Tensor as Array
 
+from tilestream.ir.aliases import renamed
 from tilestream.ir.axes import View
 from tilestream.ir.derive import mentions, result_axes, sums
-from tilestream.ir.pipeline import Pipeline, Role, TileOp
+from tilestream.ir.pipeline import Pipeline, TileOp
 from tilestream.reference.einsum import COMBINE, align, evaluate, softmax
-from tilestream.reference.mesh_machine import sizes_given
+from tilestream.reference.memory import Memory
 from tilestream.reference.ops import FLOAT64, WORKING
-from tilestream.reference.workers import coordinate, read
+from tilestream.reference.workers import read
 
 REDUCE = {"sum": "sum", "max": "max", "min": "min", "mul": "prod"}
 
@@ -34,20 +34,13 @@ def run_ragged(pipeline: Pipeline, tensors: Mapping[str, Array]) -> dict[str, Ar
         return _Whole(pipeline, tensors).run()
 
 
-class _Whole:
+class _Whole(Memory):
     """Values of all ops, in order. An op of edges reads what nodes have at the node of each edge."""
 
     def __init__(self, p: Pipeline, tensors: Mapping[str, Array]) -> None:
-        self.p = p
         exact = all(t.dtype == torch.float64 for t in tensors.values() if t.is_floating_point())
-        self.arithmetic = FLOAT64 if exact else WORKING
-        self.size, segments = sizes_given(p, tensors)
-        ((self.edges, self.segments),) = segments.items()
-        self.memory = {n: self.arithmetic.widen(x) if x.is_floating_point() else x for n, x in tensors.items()}
-        added = {op.params[-1] for s in p.stages for op in s.ops if op.kind == "store_add"}
-        for t in p.by_role(Role.OUTPUT):
-            fill = 0.0 if t.name in added else torch.nan
-            self.memory[t.name] = torch.full([self.size[a.name] for a in t.axes], fill, dtype=self.arithmetic.dtype)
+        super().__init__(p, tensors, FLOAT64 if exact else WORKING)
+        ((self.edges, self.one),) = self.segments.items()
         self.tiles = p.tiles()
 
     def run(self) -> dict[str, Array]:
@@ -57,7 +50,7 @@ class _Whole:
             else:
                 value = self._made(op)
                 self.memory[op.out.name] = self.arithmetic.rounded(value, op.out.dtype) if op.kind == "cast" else value
-        return {t.name: self.arithmetic.stored(self.memory[t.name], t.dtype) for t in self.p.by_role(Role.OUTPUT)}
+        return self.outputs()
 
     def _made(self, op: TileOp) -> Array:
         """At each edge if ``op`` has edges, then summed to nodes if its result has none."""
@@ -78,32 +71,23 @@ class _Whole:
 
     def _at_edges(self, op: TileOp) -> TileOp:
         """``op`` with edges in the place of their nodes, if it has any."""
-        nodes = self.segments.of
+        nodes = self.one.of
         if self.edges not in mentions(op) or nodes not in mentions(op):
             return op
-
-        def renamed(v: View | str) -> View:
-            assert isinstance(v, View)
-            at = (replace(c, axes=tuple(self.edges if a == nodes else a for a in c.axes)) for c in v.at or ())
-            return replace(v, at=tuple(at))
-
-        out = op.out and replace(
-            op.out, axes=tuple(replace(a, name=self.edges) if a.name == nodes else a for a in op.out.axes)
-        )
-        return replace(op, out=out, tiles=tuple(map(renamed, op.tiles)), tensors=tuple(map(renamed, op.tensors)))
+        return renamed(op, lambda axis: self.edges if axis == nodes else axis)
 
     def _operand(self, op: TileOp, view: View) -> Array:
         at = {a: torch.arange(self.size[a]) for a in view.axes}
         value = read(self.memory[view.of], view, at, self.memory)
         if op.kind == "product" and view.of in self.tiles:
             value = self.arithmetic.rounded(value, self.tiles[view.of].dtype)
-        if self.edges in mentions(op) and self.segments.of in view.axes:
-            return self._of_edges(value, view.axes.index(self.segments.of))
+        if self.edges in mentions(op) and self.one.of in view.axes:
+            return self._of_edges(value, view.axes.index(self.one.of))
         return value
 
     def _of_edges(self, value: Array, axis: int) -> Array:
         """What nodes have, at each of their edges."""
-        return value.index_select(axis, self.segments.owner.clamp(min=0))
+        return value.index_select(axis, self.one.owner.clamp(min=0))
 
     def _axis(self, flat: TileOp) -> int:
         return result_axes(flat).index(self.edges)
@@ -112,15 +96,13 @@ class _Whole:
         moved = value.movedim(axis, 0).contiguous()
         nothing = COMBINE[how][0]
         if not moved.numel():
-            return torch.full([self.size[self.segments.of], *moved.shape[1:]], nothing, dtype=value.dtype).movedim(
-                0, axis
-            )
-        starts = self.segments.starts
+            return torch.full([self.size[self.one.of], *moved.shape[1:]], nothing, dtype=value.dtype).movedim(0, axis)
+        starts = self.one.starts
         return torch.segment_reduce(moved, REDUCE[how], offsets=starts, axis=0, initial=nothing).movedim(0, axis)
 
     def _none(self, like: Array, axis: int) -> Array:
         """Where nodes have no edges."""
-        return (self.segments.lengths == 0).reshape([-1 if i == axis else 1 for i in range(like.dim())])
+        return (self.one.lengths == 0).reshape([-1 if i == axis else 1 for i in range(like.dim())])
 
     def _softmax(self, flat: TileOp, operands: list[Array], lengths: dict[str, int]) -> Array:
         """By the maximum of each node's scores, those of other axes that are summed with them included."""
@@ -136,12 +118,5 @@ class _Whole:
         return torch.where(self._none(whole, axis), 0.0, total / whole)
 
     def _store(self, op: TileOp) -> None:
-        to, name = op.views[-1], op.params[-1]
         at = {a: torch.arange(self.size[a]) for a in mentions(op)}
-        where = torch.broadcast_tensors(*(coordinate(c, at, to.axes, self.memory) for c in to.at or ()))
-        value = read(self.memory[op.ins[0]], op.views[0], at, self.memory)
-        moved = evaluate(op, [value], {a: len(x) for a, x in at.items()}, value.dtype).expand(where[0].shape)
-        if op.kind == "store_add":
-            self.memory[name].index_put_(tuple(where), moved, accumulate=True)
-        else:
-            self.memory[name][tuple(where)] = self.arithmetic.rounded(moved, self.p.tensor(name).dtype)
+        self.store(op, read(self.memory[op.ins[0]], op.views[0], at, self.memory), at)

@@ -12,6 +12,7 @@ from tilestream.graph.nodes import value
 from tilestream.graph.own import on_gpu, operator
 from tilestream.graph.rewrites.insert import call
 from tilestream.graph.rewrites.shared_keys import MASKS, given_to, take_over
+from tilestream.kernels.operators.few_queries import FEATURES, MOST_QUERIES
 from tilestream.run.attention import Alternative
 
 aten = torch.ops.aten
@@ -40,8 +41,6 @@ on_gpu(FEW_QUERIES, _cuda)
 
 def fits(node: fx.Node) -> bool:
     """Whether an attention is one of few queries: one head, and all else that its kernel needs."""
-    from tilestream.cuda.few_queries import FEATURES, MOST_QUERIES
-
     given = given_to(node)
     query, key, values = (value(given[name]) for name in ("query", "key", "value"))
     if query is None or key is None or values is None or given.get("is_causal") or given.get("dropout_p"):

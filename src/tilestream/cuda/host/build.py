@@ -30,10 +30,10 @@ from tilestream.ir.launches import cut_at_dram
 from tilestream.ir.pipeline import Pipeline, Role
 from tilestream.ir.taps import ragged_sizes, rows_given
 from tilestream.kernels.families import kernel_of
-from tilestream.kernels.kernel import Kernel
+from tilestream.kernels.kernel import Kernel, Launchable
 from tilestream.kernels.parts.headers import headers
 from tilestream.kernels.parts.params import Where
-from tilestream.kernels.parts.source import Call, KernelSource, Part
+from tilestream.kernels.parts.source import Call
 
 TRAP, RACE = 42, 66  # exit codes: of the machine's trap, and of ThreadSanitizer
 LANES_FILES = ("lanes.cuh", "lanes_run.h", "ptx.cuh", "machine.h")
@@ -162,7 +162,7 @@ def _run(
     why = kernel.hosted(rows, options.sanitize)
     if why:
         raise ValueError(why)
-    source, frame, arena = kernel.source(stamped), kernel.frame, Arena()
+    source, arena = kernel.source(stamped), Arena()
     where = {t.name: arena.where(tensors[t.name]) for t in kernel.launch.tensors}
     for t in kernel.buffers:
         where[t.name] = arena.where(torch.full((rows, t.features), float("nan"), dtype=TORCH_DTYPES[t.dtype]))
@@ -171,21 +171,16 @@ def _run(
     for name, size in kernel.space.parts:
         first = b"\0" if name in kernel.space.zeros else b"\xff"
         at[name] = OF_FILE + arena.add(copies.get(name, first * size))
-    record = Record(frame.words, kernel.error)
-    dump = arena.add(b"\0" * (frame.words * 8))
     grid = kernel.grid(rows, MOST_CTAS)
     room = stamps.capacity(source, rows, grid) if source.stamped else 0
     written = arena.add(b"\0" * stamps.buffer_bytes(grid, room)) if source.stamped else 0
-    raw, run = bytearray(), _runner(kernel, source, grid, options)
-    for part in kernel.parts(rows) if kernel.host_lanes or kernel.buffers else [Part(0, rows, rows)]:
+    group = max(kernel.frame.cluster, *(s.group for s in kernel.launch.stages))
+    run = runner(kernel, replace(source, text=kernel.host_text(source.text)), (grid, group), options)
+    raw = bytearray()
+    for part in kernel.parts(rows):
         limit_ns = int(options.flag_limit_s * 1e9)
-        call = Call(where, at, OF_FILE + dump, part, encoded, limit_ns, (OF_FILE + written, room))
-        done, raw = run_file(arena, kernel.pack(source, call), run)
-        if frame.words:
-            record.words.copy_(left_at(raw, dump, record.words))
-            record.check()
-        check_ended(source.name, done)
-        arena.parts = [(first, bytes(raw[first : first + len(data)])) for first, data in arena.parts]
+        call = Call(where, at, 0, part, encoded, limit_ns, (OF_FILE + written, room))
+        raw = run_call(kernel, source, call, arena, run)
     for t in kernel.launch.by_role(Role.OUTPUT):
         tensors[t.name] = left_at(raw, where[t.name].address - OF_FILE, tensors[t.name])
     if not source.stamped:
@@ -193,16 +188,39 @@ def _run(
     return [stamps.read(raw[written : written + stamps.buffer_bytes(grid, room)], source, rows, grid, room)]
 
 
-def _runner(
-    kernel: Kernel, source: KernelSource, grid: int, options: HostRun
+def runner(
+    kernel: Launchable, source: Source, ctas: tuple[int, int], options: HostRun
 ) -> Callable[[Path], subprocess.CompletedProcess[str]]:
-    """What runs a launch of ``grid`` CTAs on its file."""
-    if kernel.host_lanes:
-        shape = (grid, kernel.host_lanes, source.shared_bytes)
-        return run_in_lanes(source.text, source.name, f"ts::{source.params.name}", shape, options)
-    program = compile_for_host(replace(source, text=kernel.host_text(source.text)), options)
-    shape = (grid, max(kernel.frame.cluster, *(s.group for s in kernel.launch.stages)))
-    return partial(execute, program, source=source, ctas=shape, options=options, warpgroups=kernel.frame.warpgroups)
+    """What runs a kernel on an arena's file, by lanes or as a whole machine: ``ctas`` of a launch and of a cluster.
+
+    Raises:
+        CompileError: as ``built``.
+    """
+    frame = kernel.frame
+    if frame.host_lanes:
+        return in_lanes(source, ctas[0], frame.host_lanes, options)
+    program = compile_for_host(source, options)
+    return partial(execute, program, source=source, ctas=ctas, options=options, warpgroups=frame.warpgroups)
+
+
+def run_call(
+    kernel: Launchable, source: Source, call: Call, arena: Arena, run: Callable[[Path], subprocess.CompletedProcess]
+) -> bytearray:
+    """The arena's bytes behind one launch, which its next one begins with; where it leaves a record is added.
+
+    Raises:
+        QueueTimeout, InputError: what its record says.
+        HostTrap, HostRace: as ``run_on_host``.
+    """
+    dump = arena.add(b"\0" * (8 * kernel.frame.words))
+    done, raw = run_file(arena, kernel.pack(source, call._replace(dump=OF_FILE + dump)), run)
+    if kernel.frame.words:
+        record = Record(kernel.frame.words, kernel.error)
+        record.words.copy_(left_at(raw, dump, record.words))
+        record.check()
+    check_ended(source.name, done)
+    arena.parts = [(first, bytes(raw[first : first + len(data)])) for first, data in arena.parts]
+    return raw
 
 
 def execute(
@@ -312,27 +330,23 @@ def compile_for_host(source: Source, options: HostRun) -> Path:
     return built(folder, texts, "kernel", [*flags, *instrument, "-pthread", str(machine)], "")
 
 
-def run_in_lanes(
-    text: str, name: str, params: str, shape: tuple[int, int, int], options: HostRun
+def in_lanes(
+    source: Source, ctas: int, threads: int, options: HostRun
 ) -> Callable[[Path], subprocess.CompletedProcess[str]]:
-    """What runs the kernel ``name`` of a text against the host's ``lanes.cuh`` on an arena's file.
-
-    Args:
-        params: the type of its argument.
-        shape: CTAs, threads of each, bytes of shared memory.
+    """What runs so many CTAs of a kernel of lanes against the host's ``lanes.cuh`` on an arena's file.
 
     Raises:
         CompileError: as ``built``.
     """
     texts = headers() | {n: (files("tilestream.cuda.host") / n).read_text() for n in LANES_FILES}
-    texts["kernel"] = f'{text}\n#include "lanes_run.h"\nTS_LANES_MAIN({name}, {params})\n'
+    texts["kernel"] = f'{source.text}\n#include "lanes_run.h"\nTS_LANES_MAIN({source.name})\n'
     mutate(texts, options.mutations)
     flags = ["-std=c++20", "-g1", "-O1", "-pthread", "-fno-strict-aliasing", "-Wall", "-Wno-unknown-pragmas"]
     if options.sanitize:
         flags.append("-fsanitize=thread")
     program = built(options.folder or default_folder(), texts, "kernel", flags, "")
-    command = [str(n) for n in shape]
-    return lambda path: run_program([str(program), str(path), *command], name, options)
+    numbers = (ctas, threads, source.shared_bytes)
+    return lambda path: run_program([str(program), str(path), *map(str, numbers)], source.name, options)
 
 
 def mutate(texts: dict[str, str], mutations: Sequence[Mutation]) -> None:

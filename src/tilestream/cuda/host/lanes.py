@@ -1,23 +1,15 @@
-"""Kernels of plain warps on the host build: a lane is a thread, so that ThreadSanitizer sees the races of lanes."""
+"""Operators of ours on the host build: a lane is a thread, so that ThreadSanitizer sees the races of lanes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 import torch
 
 from tilestream.cuda.beside import Address, LaneCall
-from tilestream.cuda.host.build import (
-    OF_FILE,
-    Arena,
-    HostRun,
-    bytes_of,
-    check_ended,
-    left_at,
-    run_file,
-    run_in_lanes,
-)
+from tilestream.cuda.host.build import OF_FILE, Arena, HostRun, bytes_of, left_at, run_call, runner
+from tilestream.cuda.host.maps import encoded
+from tilestream.kernels.parts.source import Call, Part
 
 
 def on_lanes(make: Callable[[Address], LaneCall], ctas: int = 0, options: HostRun | None = None) -> list[torch.Tensor]:
@@ -39,33 +31,12 @@ def on_lanes(make: Callable[[Address], LaneCall], ctas: int = 0, options: HostRu
             held[memory.data_ptr()] = arena.add(bytes(memory.nbytes())), memory
         return OF_FILE + held[memory.data_ptr()][0] + int(t.storage_offset()) * t.element_size()
 
-    call = make(address)
-    for made in call.results:
-        made.fill_(float("nan"))
+    made = make(address)
+    for result in made.results:
+        result.fill_(float("nan"))
     arena.parts = [(at, bytes_of(torch.empty(0, dtype=torch.uint8).set_(memory))) for at, memory in held.values()]
-    kernel, record = call.kernel, call.kernel.record and call.kernel.record()
-    left = arena.add(bytes(record.words.nbytes)) if record else 0
-    packed = kernel.argument.pack(**call.values, **({"record": OF_FILE + left} if record else {}))
-    shape = (ctas or call.ctas, 32 * kernel.warps, kernel.shared_bytes)
-    raw, ended = run_lanes(kernel.text, kernel.name, kernel.argument.name, shape, arena, packed, options or HostRun())
-    if record:
-        record.words.copy_(left_at(raw, left, record.words))
-        record.check()
-    ended()
-    return [left_at(raw, address(made) - OF_FILE, made) for made in call.results]
-
-
-def run_lanes(
-    text: str, name: str, params: str, shape: tuple[int, int, int], arena: Arena, packed: bytes, options: HostRun
-) -> tuple[bytearray, Callable[[], None]]:
-    """Run the kernel ``name`` of a text, whose argument is a ``params``: the arena's bytes behind it, and what raises
-    if it did not end.
-
-    Args:
-        shape: CTAs, threads of each, bytes of shared memory.
-
-    Raises:
-        CompileError, HostRace: as ``build.run_on_host``.
-    """
-    done, raw = run_file(arena, packed, run_in_lanes(text, name, params, shape, options))
-    return raw, partial(check_ended, name, done)
+    kernel, source = made.kernel, made.kernel.source
+    run = runner(kernel, source, (ctas or made.ctas, 1), options or HostRun())
+    call = Call({}, {}, 0, Part(0, made.ctas, made.ctas), encoded, values=made.values)
+    raw = run_call(kernel, source, call, arena, run)
+    return [left_at(raw, address(result) - OF_FILE, result) for result in made.results]

@@ -1,4 +1,4 @@
-// The host program around one kernel of lanes: lanes.py appends TS_LANES_MAIN(name, parameters) to its text.
+// The host program around one kernel of lanes: build.py appends TS_LANES_MAIN(name) to its text.
 //
 // Its file starts with the kernel's argument, byte for byte as the device gets it. Addresses in it that have 1 in their top
 // byte are offsets into the file.
@@ -73,8 +73,8 @@ int run(char** argv, void (*kernel)(const P)) {
 }  // namespace lanes_host
 
 // Arguments: file, CTAs, threads a CTA, bytes of shared memory.
-#define TS_LANES_MAIN(name, params) \
-  int main(int, char** argv) { return lanes_host::run<params>(argv, name); }
+#define TS_LANES_MAIN(name) \
+  int main(int, char** argv) { return lanes_host::run(argv, name); }
 
 // A function of a library, on memory of its process.
 #define TS_LANES_LAUNCH(name, params)                                                        \

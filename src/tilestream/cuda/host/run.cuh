@@ -13,6 +13,13 @@ void fill(P& p, char* base) {
     if (*word >> 56 == 1) *word += (u64)base - (1ull << 56);
 }
 
+// Room for the argument of a kernel.
+template <class P>
+P& argument_of(void (*)(P)) {
+  static P made;
+  return made;
+}
+
 }  // namespace ts_host
 
 extern "C" double atof(const char*);
@@ -21,11 +28,11 @@ extern "C" long atol(const char*);
 // Arguments: file, CTAs, CTAs a cluster, bytes of shared memory, launches, limit in seconds, seed of the engine's order,
 // consumer warpgroups.
 #define TS_MAIN(name)                                                                         \
-  static void ts_body(const void* params) { name(*(const ts::Params*)params); }               \
+  static void ts_body(const void* params) { name(*(decltype(&ts_host::argument_of(name)))params); } \
   int main(int, char** argv) {                                                                \
     u64 bytes = 0;                                                                            \
     char* base = (char*)ts_host::map_file(argv[1], bytes);                                    \
-    static ts::Params params;                                                                 \
+    auto& params = ts_host::argument_of(name);                                                \
     ts_host::fill(params, base);                                                              \
     const int ctas = (int)atol(argv[2]), cluster = (int)atol(argv[3]);                        \
     const ts_host::Launch launch = {ts_body, &params, ctas, cluster, (u32)atol(argv[4]),      \

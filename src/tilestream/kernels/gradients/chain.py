@@ -160,13 +160,12 @@ class _Reader:
         if len(mine) != 1:
             raise VerifyError(f"{where}: {len(mine)} gradients of weights from one dY", "give each layer one")
         (product,) = mine
-        assert product.out is not None
         x = _operands(product)[1]
         makes: list[TileOp] = []
         sources: dict[str, str] = {}
         if x not in self.loaded:
             self._side(x, makes, sources)
-        out, k = (int(a.size or 0) for a in product.out.axes)
+        out, k = (int(a.size or 0) for a in product.made.axes)
         totals = [op for op in self.stage.ops if _is_total(op) and op.ins == (tile,)]
         bias = self._stored(totals[0]) if totals else ""
         steps = [op for op in by_rows if op.ins and op.ins[0] == tile]
@@ -174,10 +173,9 @@ class _Reader:
             raise VerifyError(f"{where}: dY is multiplied by {len(steps)} weights", "a chain has one a layer")
         weight, made, result, ops, streams = "", "", "", [], {}
         for step in steps:
-            assert step.out is not None
-            weight, made = step.params[0], step.out.name
+            weight, made = step.params[0], step.made.name
             lies = next(v for v in step.views if v.of == weight)
-            columns = tuple(a.name for a in step.out.axes if a != ROWS)
+            columns = tuple(a.name for a in step.made.axes if a != ROWS)
             if lies.axes[1:] != columns or self.pipeline.tensor(weight).shape != (out, k):
                 raise VerifyError(f"{where}: dY [rows, {out}] takes a weight [{out}, {k}] as it lies", "turn it")
             ops, streams, result = self._between(made, {_operands(op)[0] for op in over_rows})
@@ -201,14 +199,13 @@ class _Reader:
                 kinds = ", ".join(op.kind for op in users) or "nothing"
                 raise VerifyError(f"tile {current!r} goes to {kinds}", "a chain goes on by one elementwise op each")
             (op,) = users
-            assert op.out is not None
             for name in op.ins:
                 if name != current:
                     self._side(name, ops, streams)
             if op.params:
                 raise VerifyError(f"{_where(op)}: vectors have no place in a backward chain", "use a row stream")
             ops.append(op)
-            current = op.out.name
+            current = op.made.name
         return ops, streams, current
 
     def _side(self, name: str, ops: list[TileOp], streams: dict[str, str]) -> None:
@@ -226,10 +223,9 @@ class _Reader:
         ops.append(maker)
 
     def _stored(self, op: TileOp) -> str:
-        assert op.out is not None
-        if op.out.name not in self.stored:
+        if op.made.name not in self.stored:
             raise VerifyError(f"{_where(op)}: a gradient that nobody stores", "store it")
-        return self.stored[op.out.name]
+        return self.stored[op.made.name]
 
     def _dtype(self) -> str:
         weights = (name for op in self.stage.ops if op.kind == "product" for name in op.params)
@@ -242,10 +238,9 @@ class _Reader:
 
 def _operands(op: TileOp) -> tuple[str, str]:
     """dY and X of a product over rows, in the order of its result's axes."""
-    assert op.out is not None
     by_axes = {v.axes: v.of for v in op.views}
-    operands = [by_axes.get((ROWS.name, a.name), "") for a in op.out.axes if a.size is not None]
-    if len(op.out.axes) != 2 or len(operands) != 2 or not all(operands):
+    operands = [by_axes.get((ROWS.name, a.name), "") for a in op.made.axes if a.size is not None]
+    if len(op.made.axes) != 2 or len(operands) != 2 or not all(operands):
         raise VerifyError(f"{_where(op)}: a sum over rows makes [out, k] of [rows, out] and [rows, k]", "write it so")
     return operands[0], operands[1]
 

@@ -8,7 +8,7 @@ from functools import cached_property
 from tilestream.devices import Device
 from tilestream.ir.pipeline import DTYPE_BYTES, TILE_ROWS, Pipeline, Role, Stage
 from tilestream.kernels.costs import ClosedForm, Counts
-from tilestream.kernels.gradients import chain_cost, sums_cost
+from tilestream.kernels.gradients.cost import cost
 from tilestream.kernels.gradients.emit import THREADS, emit
 from tilestream.kernels.gradients.model import Schedule, builds, is_chain, is_gradients
 from tilestream.kernels.kernel import Footprint, Frame, Kernel, halves
@@ -31,8 +31,7 @@ class GradientKernel(Kernel):
 
     def __init__(self, launch: Pipeline) -> None:
         super().__init__(launch)
-        self.is_chain = is_chain(launch)
-        self.closed_form = CHAINS if self.is_chain else SUMS
+        self.closed_form = CHAINS if is_chain(launch) else SUMS
 
     @classmethod
     def matches(cls, launch: Pipeline) -> bool:
@@ -51,8 +50,7 @@ class GradientKernel(Kernel):
         return Footprint(s.shared_bytes, s.layout.registers, s.footprint)
 
     def cost(self, rows: int, device: Device) -> Counts:
-        family = chain_cost if self.is_chain else sums_cost
-        return family.cost(self.launch, rows, device)
+        return cost(self.launch, rows, device)
 
     def _emit(self, stamped: bool, annotate: bool) -> KernelSource:
         return emit(self.launch)

@@ -198,8 +198,7 @@ def _columns_divided(stage: Stage, chain: Chain, pipeline: Pipeline) -> tuple[La
     layer = chain.layers[0]
     if len(chain.layers) > 1 or layer.weight or layer.makes:
         raise _not_over_rows(chain)
-    assert layer.sum.out is not None
-    out, k = (a.name for a in layer.sum.out.axes)
+    out, k = (a.name for a in layer.sum.made.axes)
     workers = {axis: dict.fromkeys(Level, 1) for axis in (out, k, ROWS.name)}
     for d in stage.mesh:
         if d.size > 1:

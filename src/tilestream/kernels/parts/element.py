@@ -44,11 +44,10 @@ class Elements(ABC):
         for op in ops:
             if op.kind == "load":
                 continue
-            assert op.out is not None
             operands = [self.value(name) for name in op.ins]
             operands += [self.vector(op, view) for view in op.views[len(op.tiles) :]]
             made = self.reduced if OPS[op.kind].family == "reduce" else self.computed
-            self.values[op.out.name] = made(op, operands)
+            self.values[op.made.name] = made(op, operands)
 
     def taken(self) -> list[str]:
         """The statements since it was asked last."""

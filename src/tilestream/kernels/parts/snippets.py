@@ -31,8 +31,7 @@ def expression(op: TileOp, operands: list[str]) -> str:
         inverse = 1 / beta if beta else float("inf")
         return f"softplus({operands[0]}, {literal(beta)}, {literal(inverse)}, {literal(threshold)})"
     if op.kind == "cast":
-        assert op.out is not None
-        return operands[0] if op.out.dtype == "f32" else f"Io<{op.out.dtype}>::round({operands[0]})"
+        return operands[0] if op.made.dtype == "f32" else f"Io<{op.made.dtype}>::round({operands[0]})"
     if op.kind not in _CALL:
         raise CompileError(f"tile op {op.kind!r} at {op.source} has no CUDA snippet", "use target='reference'")
     scalar = op.attr("scalar")

@@ -6,7 +6,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from tilestream.ir.pipeline import Pipeline
 from tilestream.kernels.parts.params import LINE_BYTES, TIMEOUT_NS, Struct, Where
@@ -33,8 +34,7 @@ class Space:
         return {name: start for (name, _), start in zip(self.parts, starts, strict=False)}
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """``rows`` rows of a call, from row ``first`` of ``total`` on: those of one launch. ``phase``: of a kernel that is
     launched again for what must wait for all of its CTAs, the number of launches before."""
 
@@ -44,15 +44,15 @@ class Part:
     phase: int = 0
 
 
-@dataclass(frozen=True)
-class Call:
-    """What a kernel's argument is made of.
+class Call(NamedTuple):
+    """What a kernel's argument is made of. Made at every call of an operator: a dataclass would take 1 us more.
 
     Attributes:
         where: the tensors of the pipeline.
         at: addresses of the parts of its ``Space``.
         dump: address of the record that an expired wait leaves; 0 for none.
         stamps: address of the stamps, and room for how many, of a kernel that has them.
+        values: of an operator's kernel, what its argument holds.
     """
 
     where: Mapping[str, Where]
@@ -62,6 +62,17 @@ class Call:
     encode: Encode
     timeout_ns: int = TIMEOUT_NS
     stamps: tuple[int, int] = (0, 0)
+    values: Mapping[str, Any] = MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class BesideSource:
+    """Source text of a kernel without warps of its own kinds, so that there are no registers to split."""
+
+    name: str
+    text: str
+    shared_bytes: int = 0
+    register_splits: tuple[tuple[int, int], ...] = ((0, 0),)
 
 
 @dataclass(frozen=True)

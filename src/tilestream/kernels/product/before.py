@@ -78,10 +78,9 @@ class _Row(Elements):
         self.held: list[str] = []
         self.lines = [f"using R = Row<{b.sizes[0]}, {makers.threads}>;"]
         for n, (op, dtype, at) in enumerate(row_loads(b, pipeline)):
-            assert op.out is not None
             self.lines += [f"R::Held<{dtype}> x{n};", f"x{n}.load({at}, t);"]
             self.held += [f"x{n}.again();"] if makers.few_registers else []
-            self.values[op.out.name] = (f"x{n}.at(c, e)",)
+            self.values[op.made.name] = (f"x{n}.at(c, e)",)
         self.vectors: dict[View, Value] = {}
         self.loads: dict[View, list[str]] = {}
         for n, view in enumerate(b.vectors(b.before)):

@@ -72,8 +72,7 @@ class Finder:
 
     def _store_of(self, product: TileOp, stores: list[TileOp], products: list[TileOp]) -> TileOp:
         """The one that stores what is made of ``product``, and of no other of ``products``."""
-        assert product.out is not None
-        mine = [op for op in stores if product.out.name in made_from(op.ins[0], self.makers)]
+        mine = [op for op in stores if product.made.name in made_from(op.ins[0], self.makers)]
         if len(mine) != 1:
             raise self._refuse(product, f"{len(mine)} results are stored of its sum")
         reached = made_from(mine[0].ins[0], self.makers)
@@ -82,7 +81,6 @@ class Finder:
         return mine[0]
 
     def _last(self, product: TileOp, store: TileOp, rows: str, hid: str) -> Last:
-        assert product.out is not None
         if len(sums(product)) != 1 or len(result_axes(product)) != 2 or result_axes(product)[0] != rows:
             raise self._refuse(product, "its last product is not [rows, out] summed over one axis")
         out = result_axes(product)[1]
@@ -91,7 +89,7 @@ class Finder:
         made = self.makers[store.ins[0]].out
         assert made is not None
         columns = self.pipeline.sizes()[out]
-        return Last(out, columns, product.params[0], product.out.name, after, made.name, store.params[0])
+        return Last(out, columns, product.params[0], product.made.name, after, made.name, store.params[0])
 
     def _middle(self, hidden: str, rows: str, hid: str) -> tuple[tuple[TileOp, ...], tuple[First, ...]]:
         reached = made_from(hidden, self.makers)
@@ -154,8 +152,7 @@ class Finder:
         height, width, channels = self.pipeline.tensor(loads[0].params[0]).shape
         if len(loads) < len(before):
             joined = before[-1]
-            assert joined.out is not None
-            column = joined.out.axes[1].name
+            column = joined.made.axes[1].name
             parts = [(op.out.name, At((column,), -n * channels)) for n, op in enumerate(loads) if op.out is not None]
             taken = [(v.of, v.at[1]) for v in joined.views[: len(joined.tiles)] if v.at is not None]
             if joined.kind != "cat" or taken != parts:
@@ -174,15 +171,14 @@ class Finder:
             raise self._refuse(op, f"its weight does not lie as [{out}, {depth}]", "transpose it")
 
     def _after(self, second: TileOp, store: TileOp, rows: str, out: str) -> tuple[TileOp, ...]:
-        assert second.out is not None
-        before = made_from(second.out.name, self.makers)
+        before = made_from(second.made.name, self.makers)
         reached = made_from(store.ins[0], self.makers) - before
         ops = [op for op in self.stage.ops if op.out is not None and op.out.name in reached]
         for op in ops:
             if op.kind == "load" and op.views[-1].at == (At((rows,)), At((out,))):
                 continue
             self._elementwise(op, rows, out)
-            inner = [name for name in op.ins if name not in reached and name != second.out.name]
+            inner = [name for name in op.ins if name not in reached and name != second.made.name]
             if inner:
                 raise self._refuse(op, f"it reads {inner[0]!r}, which is not [{rows}, {out}]")
         return tuple(ops)

@@ -28,18 +28,18 @@ class Middle(StrEnum):
 
 
 class Tail(StrEnum):
-    """How the groups' partial results become the result.
+    """How partial results of the groups become the result."""
 
-    ``STORE``: there is one group. ``ADD``: bulk reduce-add into memory, in the result's dtype and any order.
-    ``PARTIALS``: fp32 through the L2, added in order. ``DSM``: reduce-scatter of fp32 over a cluster, in order.
-    ``ATOMICS``: fp32 vector atomics and a cast, what split-N without an exchange does; no kernel here.
-    """
-
-    STORE = "store"
-    ADD = "add"
+    NONE = "none"
+    """There is one group."""
     PARTIALS = "partials"
-    DSM = "dsm"
+    """fp32 partial results through the L2; each group adds a part of the tile, always in the same order."""
+    REDUCE_ADD = "reduce-add"
+    """Bulk reduce-add into global memory, in the result's dtype and in any order."""
+    CLUSTER = "cluster"
+    """fp32 reduce-scatter through distributed shared memory, in order; the groups are a cluster."""
     ATOMICS = "atomics"
+    """fp32 vector atomics and a cast, what split-N without an exchange does; no kernel here."""
 
 
 @dataclass(frozen=True)
@@ -135,11 +135,11 @@ def phases(w: Sharing, device: Device, cold: bool, rates: Coefficients = H200_SH
     behind = Counts("skew", (product0,), times=rates.skew if w.middle is not Middle.NONE else 0.0)
     epilogue = Amount("epilogue", rates.element_s * w.middle_work)
     after = {
-        Tail.ADD: Amount("reduce-add", partial * ELEMENT, rates.add_bytes_per_s),
+        Tail.REDUCE_ADD: Amount("reduce-add", partial * ELEMENT, rates.add_bytes_per_s),
         Tail.PARTIALS: Amount("partial sums", 2 * partial * ACCUMULATOR, rates.partials_bytes_per_s),
-        Tail.DSM: Amount("DSM", w.scatter_bytes, rates.dsm_port_bytes_per_s),
+        Tail.CLUSTER: Amount("DSM", w.scatter_bytes, rates.dsm_port_bytes_per_s),
     }.get(w.tail, Amount("store", 0.0))
-    stored = rates.tail_dsm_s if w.tail is Tail.DSM else rates.tail_s
+    stored = rates.tail_dsm_s if w.tail is Tail.CLUSTER else rates.tail_s
     stored += rates.tail_partials_s if w.tail is Tail.PARTIALS else 0.0
     return Counts(
         "shared tile",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tilestream.ir.aliases import one_name_an_axis
+from tilestream.ir.aliases import one_name_an_axis, renamed
 from tilestream.ir.axes import At, Axis, View
 from tilestream.ir.derive import WRITES, sums
 from tilestream.ir.once import once
@@ -77,17 +77,7 @@ def own_sum(written: Pipeline) -> Pipeline:
     (old,) = sums(products[0])
     own = written.tensor(products[0].params[0]).axes[-1].name
 
-    def under(view: View | str) -> View:
-        assert isinstance(view, View)  # as everywhere in plain form
-        at = tuple(replace(a, axes=tuple(own if x == old else x for x in a.axes)) for a in view.at or ())
-        return View(view.of, at)
-
-    ops = tuple(
-        replace(op, tiles=tuple(map(under, op.tiles)), tensors=tuple(map(under, op.tensors)))
-        if op.kind == "product"
-        else op
-        for op in stage.ops
-    )
+    ops = tuple(renamed(op, lambda a: own if a == old else a) if op.kind == "product" else op for op in stage.ops)
     return written.with_stages((replace(stage, ops=ops), *written.stages[1:]))
 
 
@@ -96,8 +86,7 @@ def _repeatable(op: TileOp) -> bool:
 
 
 def _renamed(op: TileOp, names: set[str]) -> TileOp:
-    assert op.out is not None
-    return replace(op.reading({n: n + AGAIN for n in names}), out=replace(op.out, name=op.out.name + AGAIN))
+    return replace(op.reading({n: n + AGAIN for n in names}), out=replace(op.made, name=op.made.name + AGAIN))
 
 
 COLUMN = ".column"

@@ -36,6 +36,7 @@ CTAS_PER_SM = 4, 160
 """Of a launch, at least: as many as take busy nodes where there are few nodes; and at most: where most nodes have no
 edge, a CTA is over before the next one's bounds are here, so each has several."""
 UNKNOWN = 2**31 - 1
+HOST_LANES = 64
 
 
 class SegmentsKernel(Kernel):
@@ -44,7 +45,6 @@ class SegmentsKernel(Kernel):
     family = "segments"
     closed_form = ClosedForm("segments", 0.13, "the ten kernels on a uniform graph that it was fitted on")
     starts_early = True
-    host_lanes = 64
 
     @classmethod
     def matches(cls, launch: Pipeline) -> bool:
@@ -90,7 +90,7 @@ class SegmentsKernel(Kernel):
         code, space = self.code, self.program.space
         text = rendered(
             "segments.cu.j2", self.launch, code=code, at=self.layout, runs=space.runs, run=space.run, threads=THREADS,
-            host_threads=self.host_lanes, slots=SLOTS, long=LONG, piece=PIECE_EDGES, params=self.argument,
+            host_threads=HOST_LANES, slots=SLOTS, long=LONG, piece=PIECE_EDGES, params=self.argument,
             resident=resident(self.program, self.layout), most_sums=max(1, self.sums),
         )  # fmt: skip
         return KernelSource(self.launch, text, self.shared_bytes, self.argument, ((0, 0),))
@@ -119,7 +119,8 @@ class SegmentsKernel(Kernel):
 
     @cached_property
     def frame(self) -> Frame:
-        return Frame(1, "as many as nodes take", THREADS, warpgroups=0, together=False, words=WORDS)
+        told = "as many as nodes take"
+        return Frame(1, told, THREADS, warpgroups=0, together=False, words=WORDS, host_lanes=HOST_LANES)
 
     def grid(self, rows: int, sms: int) -> int:
         """CTAs of a launch on ``rows`` nodes."""

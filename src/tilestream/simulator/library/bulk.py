@@ -39,9 +39,8 @@ def _linear(
     weight = launch.tensor(op.params[0])
     out, inner = weight.shape
     size = DTYPE_BYTES[weight.dtype]
-    assert op.out is not None
     operand = loaded.get(op.ins[0], f"{launch.name}:{op.ins[0]}")
-    result = stored.get(op.out.name, f"{launch.name}:{op.out.name}")
+    result = stored.get(op.made.name, f"{launch.name}:{op.made.name}")
     reads = [(operand, float(rows * inner * size)), *((n, float(bytes_of(launch.tensor(n), 0))) for n in op.params)]
     return Kernel(
         f"{launch.name}.{number}",

@@ -25,15 +25,7 @@ SLICES = 4
 validation set (docs/truth.md)."""
 
 
-def gemm(
-    name: str,
-    product: Product,
-    device: Device,
-    beside: Beside = PLAIN,
-    *,
-    ops: tuple[str, ...] = (),
-    source: str = "",
-) -> SimStage:
+def gemm(name: str, product: Product, device: Device, beside: Beside = PLAIN) -> SimStage:
     """A library's kernel for ``product``, with what it does beside that."""
     t = tiling(product, device, beside)
     family = family_of(product)
@@ -69,6 +61,4 @@ def gemm(
         latency_s=(family.latency_s * (1 + beside.more_products) + late) / slices,
         once=TileWork(latency_s=REDUCE_S if t.splits > 1 else 0.0),
         overlap=family.copies > 0,
-        ops=ops,
-        source=source,
     )

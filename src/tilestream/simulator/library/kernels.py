@@ -15,9 +15,9 @@ from tilestream.devices import Device
 from tilestream.simulator.launch import trimmed
 from tilestream.simulator.library.gemms import gemm
 from tilestream.simulator.library.indexed import Indexed
-from tilestream.simulator.library.products import Beside, Product
+from tilestream.simulator.library.products import PLAIN, Beside, Product
 from tilestream.simulator.library.rows import Rows, eager
-from tilestream.simulator.library.stages import launch, merge
+from tilestream.simulator.library.stages import launch, one_stage
 from tilestream.simulator.library.streams import CTAS_PER_SM, REGISTERS, stream
 from tilestream.simulator.tables import compute_s, memory_s
 from tilestream.simulator.workload import Engine, SimLaunch, SimStage, TileWork
@@ -30,16 +30,10 @@ PARTS = 8
 
 @dataclass(frozen=True)
 class Gemm:
-    """A matrix product, with what its epilogue computes: operations of all results together.
-
-    ``more_products`` of ``more_flops`` run in the same tiles, one after another: those of a vertically fused group.
-    """
+    """A matrix product, with what its kernel does beside it; which bytes it moves, the kernel says."""
 
     product: Product
-    simt_ops: float = 0.0
-    sfu_ops: float = 0.0
-    more_flops: float = 0.0
-    more_products: int = 0
+    beside: Beside = PLAIN
 
 
 @dataclass(frozen=True)
@@ -104,7 +98,7 @@ class Kernel:
         """Of tensor cores."""
         work = self.work
         return (
-            work.product.flops + work.more_flops
+            work.product.flops + work.beside.more_flops
             if isinstance(work, Gemm)
             else work.flops
             if isinstance(work, Attention)
@@ -132,15 +126,17 @@ class Cache:
 
 def stage_of(kernel: Kernel, device: Device) -> SimStage:
     """The kernel as a stage of the simulator, all its values in DRAM."""
+    return replace(_stage(kernel, device), ops=kernel.ops or (kernel.name,), source=kernel.source)
+
+
+def _stage(kernel: Kernel, device: Device) -> SimStage:
     work, read, written = kernel.work, kernel.read, kernel.written
-    named = {"ops": kernel.ops or (kernel.name,), "source": kernel.source}
     if isinstance(work, Gemm):
-        more = {"more_flops": work.more_flops, "more_products": work.more_products}
-        beside = Beside(work.simt_ops, work.sfu_ops, read, written, **more)
-        return gemm(kernel.name, work.product, device, beside, **named)
+        beside = replace(work.beside, dram_read=read, dram_write=written)
+        return gemm(kernel.name, work.product, device, beside)
     if isinstance(work, Own):
         over = Rows(work.rows, work.features, read, written, work.touched)
-        return eager(work.kind, over, device, kernel.name, **named)
+        return eager(work.kind, over, device, kernel.name)
     if isinstance(work, Attention):
         return _attention(kernel, work, device)
     return stream(
@@ -154,7 +150,6 @@ def stage_of(kernel: Kernel, device: Device) -> SimStage:
         sfu_ops=work.sfu_ops,
         slots=work.slots,
         by_index=work.by_index,
-        **named,
     )
 
 
@@ -216,7 +211,6 @@ def closed_form_s(made: SimLaunch, device: Device) -> float:
 
 def _attention(kernel: Kernel, work: Attention, device: Device) -> SimStage:
     ctas = min(work.tiles, CTAS_PER_SM * device.sms)
-    merged = merge(work.tiles, ctas)
     whole = TileWork(
         tensor_flops=work.flops,
         dtype=work.dtype if work.dtype in device.tensor_flops else "bf16",
@@ -227,13 +221,4 @@ def _attention(kernel: Kernel, work: Attention, device: Device) -> SimStage:
         dram_read=kernel.read,
         dram_write=kernel.written,
     )
-    return SimStage(
-        kernel.name,
-        Engine.TENSOR,
-        merged,
-        ctas,
-        whole.scaled(1 / merged),
-        registers=REGISTERS,
-        ops=kernel.ops or (kernel.name,),
-        source=kernel.source,
-    )
+    return one_stage(kernel.name, Engine.TENSOR, work.tiles, ctas, REGISTERS, whole)

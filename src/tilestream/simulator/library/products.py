@@ -184,89 +184,54 @@ def rate_dtype(product: Product, device: Device) -> str:
 
 def tiling(product: Product, device: Device, beside: Beside = PLAIN) -> Tiling:
     """The tiles and the split of the sum that take the least time; larger tiles first."""
-    return _tiling(product, _Rates.of(product, device), beside)
-
-
-@dataclass(frozen=True)
-class _Rates:
-    """What of a device a GEMM's time depends on: FLOP/s, lane operations/s, bytes/s of an SM; the memories."""
-
-    sms: int
-    tensor: float
-    lanes: float
-    port: float
-    clock_hz: float
-    l2: float
-    shared: float
-    l2_bytes: int
-    dram: float
-    multicast: int
-    handoff: float
-    accumulators: int
-
-    @classmethod
-    def of(cls, product: Product, device: Device) -> _Rates:
-        return cls(
-            device.sms,
-            device.tensor_flops[rate_dtype(product, device)] / device.sms,
-            device.simt_flops / device.sms,
-            device.sm_bytes_per_s,
-            device.clock_hz,
-            device.l2_bytes_per_s,
-            device.l2_shared_bytes_per_s,
-            device.l2_bytes,
-            device.dram_bytes_per_s,
-            min(MULTICAST, device.largest_cluster),
-            device.handoff_ops,
-            device.registers_per_sm * 5 // 8,
-        )
+    return _tiling(product, device, beside)
 
 
 @cache
-def _tiling(product: Product, rates: _Rates, beside: Beside) -> Tiling:
+def _tiling(product: Product, device: Device, beside: Beside) -> Tiling:
     best: Tiling | None = None
     for rows, columns, per_sm in family_of(product).tiles:
-        if rows * columns > rates.accumulators:
+        if rows * columns > device.registers_per_sm * 5 // 8:  # accumulators that an SM holds
             continue
         for splits in (s for s in SPLITS if s == 1 or product.k >= s * SPLIT_K):
-            made = _timed(product, rates, beside, (rows, columns, per_sm), splits)
+            made = _timed(product, device, beside, (rows, columns, per_sm), splits)
             if best is None or made.seconds < best.seconds * 0.999:
                 best = made
     assert best is not None
     return best
 
 
-def _timed(product: Product, rates: _Rates, beside: Beside, tile: tuple[int, int, int], splits: int) -> Tiling:
+def _timed(product: Product, device: Device, beside: Beside, tile: tuple[int, int, int], splits: int) -> Tiling:
     """One tiling's time, as the event loop will find it: waves of tiles, or the memory."""
     rows, columns, per_sm = tile
-    family = family_of(product)
+    family, lanes = family_of(product), device.simt_flops / device.sms
     down, across = ceil(product.m / rows), ceil(product.n / columns)
     tiles = product.batch * down * across * splits
     depth = ceil(ceil(product.k / splits) / DEPTH) * DEPTH
     share = 1 / (1 + SMALL * (1 / rows + 1 / columns))
-    tensor_s = 2.0 * rows * columns * depth / (rates.tensor * share)
-    store = rates.handoff if family.store is None else family.store
+    tensor_s = 2.0 * rows * columns * depth / (device.tensor_flops[rate_dtype(product, device)] / device.sms * share)
+    store = device.handoff_ops if family.store is None else family.store
     odd = splits == 1 and product.layout == "nt" and (product.pitch or product.n) * product.itemsize % 16 != 0
-    lane_s = (store + family.odd_store * odd) * rows * columns / rates.lanes
-    lane_s += beside.simt_ops / tiles / rates.lanes
+    lane_s = (store + family.odd_store * odd) * rows * columns / lanes
+    lane_s += beside.simt_ops / tiles / lanes
     if family.copies:  # beside the products; columns that are not there are not copied
         copied = (min(rows, product.m) + product.n / across) * product.k / splits
-        lane_s += copied / (family.copies * rates.clock_hz)
+        lane_s += copied / (family.copies * device.clock_hz)
     alone_s = (max if family.copies else sum)((tensor_s, lane_s)) + family.latency_s
     taken = float(tiles * (rows + columns) * depth * product.itemsize)
-    multicast = rates.multicast if down * across > 1 else 1
-    port_s = (taken / tiles + rows * columns * product.itemsize) / rates.port
+    multicast = min(MULTICAST, device.largest_cluster) if down * across > 1 else 1
+    port_s = (taken / tiles + rows * columns * product.itemsize) / device.sm_bytes_per_s
 
     def together(ctas: int) -> float:
         return max(alone_s, ctas * tensor_s, ctas * lane_s, ctas * port_s)
 
-    full, rest = divmod(tiles, rates.sms * per_sm)
-    compute_s = full * together(per_sm) + (together(ceil(rest / rates.sms)) if rest else 0.0)
-    again = _again(product, rates, rows * columns * rates.sms * per_sm)
+    full, rest = divmod(tiles, device.sms * per_sm)
+    compute_s = full * together(per_sm) + (together(ceil(rest / device.sms)) if rest else 0.0)
+    again = _again(product, device, rows * columns * device.sms * per_sm)
     read, written = distinct(product, beside)
-    dram_s = ((read + written) * (1 - beside.cached) + again) / rates.dram
+    dram_s = ((read + written) * (1 - beside.cached) + again) / device.dram_bytes_per_s
     partial = partial_bytes(product, splits)
-    l2_s = taken / multicast / rates.shared + (product.result_bytes + partial) / rates.l2
+    l2_s = taken / multicast / device.l2_shared_bytes_per_s + (product.result_bytes + partial) / device.l2_bytes_per_s
     memory_s = max(dram_s, l2_s)
     seconds = max(compute_s, memory_s) + APART * min(compute_s, memory_s) + (REDUCE_S if splits > 1 else 0.0)
     return Tiling(
@@ -276,7 +241,7 @@ def _timed(product: Product, rates: _Rates, beside: Beside, tile: tuple[int, int
         per_sm,
         tiles,
         tensor_s,
-        lane_s - beside.simt_ops / tiles / rates.lanes,
+        lane_s - beside.simt_ops / tiles / lanes,
         compute_s,
         memory_s,
         taken,
@@ -297,13 +262,13 @@ def partial_bytes(product: Product, splits: int) -> float:
     return 8.0 * product.batch * product.m * product.n * splits if splits > 1 else 0.0
 
 
-def _again(product: Product, rates: _Rates, wave: int) -> float:
+def _again(product: Product, device: Device, wave: int) -> float:
     """Bytes of operands that DRAM serves more than once.
 
     CTAs go round panels of one operand, as high as the L2 holds it, or as a square of the ``wave`` of results that are
     made at once; the other operand streams past each panel.
     """
     row = product.k * product.itemsize
-    panel = max(PANEL * rates.l2_bytes / row, wave**0.5)
+    panel = max(PANEL * device.l2_bytes / row, wave**0.5)
     sides = ((product.m, product.n), (product.n, product.m))
     return float(product.batch * row * min((ceil(a / panel) - 1) * b for a, b in sides))

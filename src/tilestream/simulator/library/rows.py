@@ -25,7 +25,6 @@ class Rows:
     read: float
     written: float
     touched: float = 0.0
-    aligned: bool = True
 
     @property
     def elements(self) -> float:
@@ -87,12 +86,11 @@ SORTED = 3072
 """Lookups beyond which an embedding's gradient is made of sorted indices."""
 
 
-def eager(kind: str, over: Rows, device: Device, name: str = "", *, cached: float = 0.0, **told: object) -> SimStage:
+def eager(kind: str, over: Rows, device: Device, name: str = "", *, cached: float = 0.0) -> SimStage:
     """One of ``EAGER``'s kernels.
 
     Args:
         cached: share of its bytes that the L2 holds from before and keeps.
-        told: ``ops`` and ``source``, as ``stream`` has them.
     """
     cost = EAGER[kind]
     each = cost.wide if cost.wide is not None and over.features > cost.widest else cost.element
@@ -108,5 +106,4 @@ def eager(kind: str, over: Rows, device: Device, name: str = "", *, cached: floa
         slots=cost.row * over.rows + each * over.elements,
         latency_s=max(cost.start_s, serial_s - moved_s),
         cached=cached,
-        **told,  # pyright: ignore[reportArgumentType]
     )

@@ -42,8 +42,6 @@ def one_stage(
     latency_s: float = 0.0,
     once: TileWork | None = None,
     overlap: bool = False,
-    ops: tuple[str, ...] = (),
-    source: str = "",
 ) -> SimStage:
     """``whole`` work in ``tiles`` equal tiles, each with ``latency_s`` that nothing hides."""
     merged = merge(tiles, ctas)
@@ -56,7 +54,6 @@ def one_stage(
         work,
         once or TileWork(),
         registers=registers,
-        ops=ops or (name,),
-        source=source,
+        ops=(name,),
         overlap=overlap,
     )

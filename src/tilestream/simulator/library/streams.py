@@ -42,8 +42,6 @@ def stream(
     latency_s: float = 0.0,
     cached: float = 0.0,
     by_index: Sequence[Indexed] = (),
-    ops: tuple[str, ...] = (),
-    source: str = "",
 ) -> SimStage:
     """A kernel over ``elements`` that keeps the memory as busy as it can.
 
@@ -76,14 +74,4 @@ def stream(
         dram_read=(read + more.dram_read) * (1 - cached),
         dram_write=(written + more.dram_write) * (1 - cached),
     )
-    return one_stage(
-        name,
-        Engine.SIMT,
-        tiles,
-        min(tiles, ctas),
-        REGISTERS,
-        work,
-        latency_s=latency_s,
-        ops=ops,
-        source=source,
-    )
+    return one_stage(name, Engine.SIMT, tiles, min(tiles, ctas), REGISTERS, work, latency_s=latency_s)

@@ -66,7 +66,7 @@ class HandWritten:
         values, and fewer bytes of the L2.
         """
         over = self.columns
-        across = self.groups if self.tail in (Tail.PARTIALS, Tail.DSM) else 1
+        across = self.groups if self.tail in (Tail.PARTIALS, Tail.CLUSTER) else 1
         schedule = Schedule("m" + "n" * (across == 1 and self.groups > 1), "")
         loops = "nlk" if "n" not in schedule.spatial else "lk"
         cluster = Cluster(1, over * across, 1, over)
@@ -76,7 +76,7 @@ class HandWritten:
             cluster,
             tiles,
             Level.CLUSTER if self.middle is Middle.DSM else Level.GRID,
-            Level.CLUSTER if self.tail is Tail.DSM else Level.GRID,
+            Level.CLUSTER if self.tail is Tail.CLUSTER else Level.GRID,
         )
 
     def __str__(self) -> str:
@@ -131,6 +131,6 @@ def sharing(chain: Chain, v: HandWritten) -> Sharing:
         middle=v.middle,
         tail=v.tail,
         cluster=v.multicast,
-        multicast=1 if v.tail is Tail.DSM or whole else v.multicast,
+        multicast=1 if v.tail is Tail.CLUSTER or whole else v.multicast,
         slots=v.slots,
     )

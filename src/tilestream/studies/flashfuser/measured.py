@@ -47,6 +47,10 @@ def _file(name: str) -> dict[str, Any]:
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
+TAILS = {"store": Tail.NONE, "add": Tail.REDUCE_ADD, "dsm": Tail.CLUSTER} | {t.value: t for t in Tail}
+"""As the file says them."""
+
+
 @cache
 def variants() -> tuple[Variant, ...]:
     """Every timed variant of ``ffn_variants.json``; none without the file."""
@@ -63,7 +67,7 @@ def variants() -> tuple[Variant, ...]:
             row["block_n"],
             row["block_l"],
             Middle(row["middle"]),
-            Tail(row["tail"]),
+            TAILS[row["tail"]],
             row["multicast"],
             row["depth"],
             row["depth2"],

@@ -8,11 +8,9 @@ from tilestream.simulator.library.streams import stream
 from tilestream.simulator.workload import SimStage
 
 
-def norm_gradient(
-    over: Rows, device: Device, name: str, *, cached: float = 0.0, ops: tuple[str, ...] = ()
-) -> list[SimStage]:
+def norm_gradient(over: Rows, device: Device, name: str, *, cached: float = 0.0) -> list[SimStage]:
     """Of LayerNorm: its rows', then those of its two vectors, which are sums over rows."""
-    return [eager(kind, over, device, name, cached=cached, ops=ops) for kind in ("layer_norm", "norm_sums")]
+    return [eager(kind, over, device, name, cached=cached) for kind in ("layer_norm", "norm_sums")]
 
 
 def table_gradient(
@@ -24,12 +22,11 @@ def table_gradient(
     name: str,
     *,
     cached: float = 0.0,
-    ops: tuple[str, ...] = (),
 ) -> list[SimStage]:
     """Of a table: zeros for all of it, and the ``looked_up`` rows of ``features`` added."""
     whole, size = float(table_rows * features), float(looked_up * features * itemsize)
     kind = "table_gradient" if looked_up <= SORTED else "table_gradient sorted"
     return [
-        stream(name, whole, 0.0, whole * itemsize, device, cached=cached, ops=ops),
-        eager(kind, Rows(looked_up, features, size, size), device, name, cached=cached, ops=ops),
+        stream(name, whole, 0.0, whole * itemsize, device, cached=cached),
+        eager(kind, Rows(looked_up, features, size, size), device, name, cached=cached),
     ]

@@ -8,6 +8,7 @@ a model takes on a GPU that exists, and is held against one (docs/truth.md).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from math import prod
 
 from tilestream.devices import Device
@@ -48,13 +49,13 @@ def _own(op: Operator, graph: OperatorGraph, device: Device) -> list[SimStage]:
     features = float(graph.values[op.outputs[0]].shape[-1]) if graph.values[op.outputs[0]].shape else 1.0
 
     def one(kind: str, over: Rows) -> SimStage:
-        return eager(kind, over, device, op.name, ops=(op.name,), source=op.source)
+        return replace(eager(kind, over, device, op.name), source=op.source)
 
     match kernel:
         case Eager.LAYER_NORM | Eager.SOFTMAX | Eager.SOFTMAX_GRADIENT:
             return [one(kernel, Rows(op.rows, features, read, written))]
         case Eager.NORM_GRADIENT:
-            return norm_gradient(Rows(op.rows, features, read, written), device, op.name, ops=(op.name,))
+            return norm_gradient(Rows(op.rows, features, read, written), device, op.name)
         case Eager.SUM if op.reduced > 1:
             results = max(1.0, max(prod(x.shape) for x in op.inputs) / op.reduced)
             if op.over_rows:
@@ -86,7 +87,7 @@ def _table_gradient(op: Operator, value: str, graph: OperatorGraph, device: Devi
     given = max(op.inputs, key=lambda x: x.touched)
     itemsize = DTYPE_BYTES.get(entry.dtype, 2)
     rows, features = entry.shape[0], entry.shape[-1]
-    return table_gradient(rows, prod(given.shape[:-1]), features, itemsize, device, op.name, ops=(op.name,))
+    return table_gradient(rows, prod(given.shape[:-1]), features, itemsize, device, op.name)
 
 
 def _gathered(op: Operator, size: int, one: Callable[[str, Rows], SimStage]) -> list[SimStage]:

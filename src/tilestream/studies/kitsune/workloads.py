@@ -9,6 +9,7 @@ from math import ceil
 from tilestream.devices import Device
 from tilestream.graph.costs.work import layout
 from tilestream.simulator.library import Attention, Gemm, Kernel, Product, Stream, launch, stage_of
+from tilestream.simulator.library.products import Beside
 from tilestream.simulator.workload import SimLaunch
 from tilestream.studies.kitsune.compiler.operators import PRODUCTS, Kind, Operator, OperatorGraph
 from tilestream.studies.kitsune.compiler.tiling import elements
@@ -47,7 +48,7 @@ def _work(head: Operator, members: Sequence[Operator], graph: OperatorGraph, rea
     if head.gemm is not None:
         more = sum(op.flops for op in members) - head.flops
         after = sum(op.kind in PRODUCTS for op in members) - 1 if more else 0
-        return Gemm(product_of(head), simt, sfu, more, after)
+        return Gemm(product_of(head), Beside(simt, sfu, more_flops=more, more_products=after))
     touched = sum(operand.touched for operand in head.inputs) if len(members) == 1 else read
     if head.kind in PRODUCTS:
         return Attention(head.flops, head.dtype, max(1, head.tiles), head.simt_ops, head.sfu_ops, touched)

@@ -8,17 +8,9 @@ from tilestream.devices import Device
 from tilestream.ir.tileops import OPS
 from tilestream.kernels.coefficients.shared_tile import H200_GENERATED, H200_MADE_BY_EACH, H200_ONE_LAYER, Coefficients
 from tilestream.kernels.costs import Counts
-from tilestream.kernels.product import sharing
 from tilestream.kernels.product.block import PANEL
-from tilestream.kernels.product.shared_tile import SharedTile, Tail
-from tilestream.kernels.product.sharing import ELEMENT, Middle, Sharing, phases
-
-TAILS = {
-    Tail.NONE: sharing.Tail.STORE,
-    Tail.PARTIALS: sharing.Tail.PARTIALS,
-    Tail.REDUCE_ADD: sharing.Tail.ADD,
-    Tail.CLUSTER: sharing.Tail.DSM,
-}
+from tilestream.kernels.product.shared_tile import SharedTile
+from tilestream.kernels.product.sharing import ELEMENT, Middle, Sharing, Tail, phases
 
 
 def shared_tile_cost(
@@ -49,13 +41,15 @@ def rates_of(s: SharedTile) -> Coefficients:
 
 
 def shares(s: SharedTile, rows: int) -> Sharing:
-    """What a launch of ``s`` on ``rows`` rows moves. Copies of rows are no higher than there are rows."""
+    """What a launch of ``s`` on ``rows`` rows moves. Copies of rows are no higher than there are rows.
+
+    One layer is a first product, of a group's part of the sum, with nothing behind it but the tail.
+    """
     k, hid, out = s.block.sizes
     height, firsts = min(rows, s.tile_rows), len(s.block.firsts)
-    if s.block.one_layer:
-        return _one_layer(s, rows, height)
     alone = s.middle is Middle.NONE
-    return Sharing(
+    scattered = s.partial_bytes if alone and s.tail is Tail.CLUSTER else 0.0
+    both = Sharing(
         rows=max(PANEL, s.tile_rows),
         row_tiles=s.row_tiles,
         groups=s.groups,
@@ -72,40 +66,30 @@ def shares(s: SharedTile, rows: int) -> Sharing:
         left_ring=s.left_stages * s.left_bytes * height / s.tile_rows,
         weight_ring=s.weight_stages * s.weight_bytes,
         middle=s.middle,
-        tail=TAILS[s.tail],
+        tail=s.tail,
         cluster=s.cluster,
         slots=s.columns,  # all parts of a middle have a place
         before=bool(s.block.before),
         made_columns=s.middle_columns * firsts if alone else 0,
         middle_work=s.middle_columns // (2 if s.halves else 1) * sum(OPS[op.kind].flops for op in s.block.middle),
         beside=any(op.kind == "load" for op in s.block.after),
-        scatter_bytes=s.partial_bytes * (s.groups - 1) / s.groups if alone and s.tail is Tail.CLUSTER else 0.0,
+        scatter_bytes=scattered * (s.groups - 1) / s.groups,
     )
-
-
-def _one_layer(s: SharedTile, rows: int, height: int) -> Sharing:
-    """One layer is a first product, of a group's part of the sum, with nothing behind it but the tail."""
-    k, _, out = s.block.sizes
-    return Sharing(
-        rows=s.warpgroups * 64,
-        row_tiles=s.row_tiles,
-        groups=s.groups,
-        columns=s.columns,
-        input_bytes=ELEMENT * height * s.group_columns,
-        first_bytes=ELEMENT * s.group_columns * s.out_columns,
+    if not s.block.one_layer:
+        return both
+    return replace(
+        both,
+        input_bytes=both.middle_bytes,
+        first_bytes=both.second_bytes,
         middle_bytes=0.0,
         second_bytes=0.0,
         first_chip_bytes=ELEMENT * k * out,
         second_chip_bytes=0.0,
-        result=rows * out,
         first_steps=s.steps,
         second_steps=0,
-        left_ring=s.left_stages * s.left_bytes * height / s.tile_rows,
-        weight_ring=s.weight_stages * s.weight_bytes,
-        middle=sharing.Middle.NONE,
-        tail=TAILS[s.tail],
-        cluster=s.cluster,
-        before=bool(s.block.before),
+        middle=Middle.NONE,
+        slots=0,
+        beside=False,
         own_columns=k * -(-height // (4 * s.warpgroups)) if s.own_rows else 0,
         scatter_bytes=s.out_columns * s.live_threads * 2 * (s.groups - 1) / s.groups,
     )

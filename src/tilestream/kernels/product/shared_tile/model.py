@@ -12,7 +12,6 @@ has columns of each result, side by side.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from functools import lru_cache
 from math import ceil
 
@@ -24,7 +23,7 @@ from tilestream.kernels.parts.source import Space
 from tilestream.kernels.product.block import PANEL, Block, check_alignment
 from tilestream.kernels.product.finder import find_block
 from tilestream.kernels.product.shared_tile.directions import Directions, find_directions
-from tilestream.kernels.product.sharing import Middle
+from tilestream.kernels.product.sharing import Middle, Tail
 from tilestream.kernels.stream.layout import SHARED_LIMIT
 from tilestream.kernels.stream.model import ceil_to
 
@@ -51,19 +50,6 @@ SHORT_SUM = 1024
 
 MOST_OWN_ROWS = 8
 """Of a tile whose CTAs make all of the operand each, a warp a row: 16 rows take longer than their exchange does."""
-
-
-class Tail(StrEnum):
-    """How partial results of the groups become the result."""
-
-    NONE = "none"
-    """There is one group."""
-    PARTIALS = "partials"
-    """fp32 partial results through the L2; each group adds a part of the tile, always in the same order."""
-    REDUCE_ADD = "reduce-add"
-    """Bulk reduce-add into global memory, in the result's dtype and in any order."""
-    CLUSTER = "cluster"
-    """fp32 reduce-scatter through distributed shared memory; the groups are a cluster."""
 
 
 @dataclass(frozen=True)
