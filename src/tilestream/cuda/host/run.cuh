@@ -1,4 +1,4 @@
-// The host program around one generated kernel. build.py appends TS_MAIN(name) to the kernel's text.
+// The host program around one generated kernel. build.py appends TS_MAIN(name, type) to the kernel's text.
 //
 // Its file starts with the kernel's argument, byte for byte as the device gets it. Addresses in it that have 1 in their top
 // byte are offsets into the file.
@@ -20,12 +20,12 @@ extern "C" long atol(const char*);
 
 // Arguments: file, CTAs, CTAs a cluster, bytes of shared memory, launches, limit in seconds, seed of the engine's order,
 // consumer warpgroups.
-#define TS_MAIN(name)                                                                         \
-  static void ts_body(const void* params) { name(*(const ts::Params*)params); }               \
+#define TS_MAIN(name, type)                                                                   \
+  static void ts_body(const void* params) { name(*(const type*)params); }                     \
   int main(int, char** argv) {                                                                \
     u64 bytes = 0;                                                                            \
     char* base = (char*)ts_host::map_file(argv[1], bytes);                                    \
-    static ts::Params params;                                                                 \
+    static type params;                                                                       \
     ts_host::fill(params, base);                                                              \
     const int ctas = (int)atol(argv[2]), cluster = (int)atol(argv[3]);                        \
     const ts_host::Launch launch = {ts_body, &params, ctas, cluster, (u32)atol(argv[4]),      \
