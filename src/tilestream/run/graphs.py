@@ -40,6 +40,7 @@ from tilestream.plan.turned import turned
 from tilestream.run import ahead, gradients, prepare, tails
 from tilestream.run.chain_calls import ChainCalls
 from tilestream.run.interaction import stream_interactions
+from tilestream.run.masked_attention import stream_masked
 from tilestream.run.place import Calls
 from tilestream.run.stopwatch import timed
 from tilestream.run.target import Target
@@ -72,6 +73,7 @@ class Compilation:
     saved_us: float | None = None
     interactions: list[Plan] = field(default_factory=list)
     rewritten: bool = False
+    masked: int = 0
 
     def __post_init__(self, inputs: Sequence[Any]) -> None:
         self._planned = self.options
@@ -106,6 +108,7 @@ class Compilation:
         try:
             if not training:
                 self.interactions = stream_interactions(graph, False, self.options, self.target)
+                self.masked = self._attends() and stream_masked(graph, self.options)
             with timed("regions"):
                 kind: Kind = "backward" if backward else "forward" if training else "inference"
                 known = self._found.pop(kind, None)
@@ -137,7 +140,7 @@ class Compilation:
             announce_failure("the graph goes to Inductor", failure)
             return False
         self.rewritten = self.rewritten or bool(graph.graph.find_nodes(op="call_function", target=SEGMENTS))
-        return bool(self.plans or self.interactions or self.rewritten)
+        return bool(self.plans or self.interactions or self.rewritten or self.masked)
 
     def stream_joint(self, graph: fx.GraphModule) -> None:
         """Put our operators in the place of the interactions of a joint graph, before it is cut."""
@@ -180,7 +183,7 @@ class Compilation:
 
         Interactions of training are in both.
         """
-        if self.rewritten and not self.plans:
+        if self.rewritten and not self.plans and not self.masked:
             return compiled(streamed)
         return self._whole().choose(streamed, plain, compiled, inputs, kwargs)
 
@@ -192,6 +195,11 @@ class Compilation:
         originals = [known() for known in self._inputs]
         beside_us = sum(made.gain_us for made in self.interactions)
         return Whole(self.options, self.target, self.patches, self.plans, originals, beside_us, self.saved_us)
+
+    def _attends(self) -> bool:
+        """Whether attention over a mask may be ours: the graph is timed with it and without, or the reference machine
+        was asked for."""
+        return self._whole().measures() or self.target.kind == "reference"
 
     def _begin(self, found: Found) -> list[GradientLaunch]:
         """Begin to compile the kernels that will be timed; the launches of gradients among them."""
