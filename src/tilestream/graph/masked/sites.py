@@ -88,6 +88,8 @@ def _sized(node: Any) -> Tensor:
 
 def _flex(node: fx.Node) -> Site:
     given: Any = node.args
+    if len(given) != 9 or node.kwargs:
+        raise Unsupported("flex_attention of another PyTorch")
     query, key, values, score, blocks, scale, _, _, others = given
     some, listed, all_, all_listed = blocks[2:6]
     *_, rows, keys, mask = blocks
