@@ -14,6 +14,7 @@ from tilestream.cuda.host.build import HostRace, HostRun, HostTrap, Mutation
 from tilestream.cuda.host.lanes import on_lanes, on_warpgroups
 from tilestream.cuda.host.maps import encoded
 from tilestream.cuda.masked_attention import FEATURES, Tiles, attention_call, attention_kernel, tiles_call, tiles_kernel
+from tilestream.kernels.parts.pairs import OPS, PairMask
 
 gxx = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
 
@@ -50,6 +51,44 @@ def test_tiles_are_known_by_what_is_kept_of_them(name: str) -> None:
     want = some.to(torch.uint8) + (some & every)
     assert torch.equal(tiles.states[:, :, :rows, :columns], want)
     assert not tiles.states[:, :, rows:].any() and not tiles.states[..., columns:].any()
+
+
+def every_operator() -> PairMask:
+    """Whether an odd number of results is odd, one of each operator, of negative numbers where it takes any."""
+    lines: list[tuple[str | int, ...]] = [("sub", "q", "k"), ("lt", "k", 40)]
+    results = []
+    for name in OPS:
+        of = {
+            "constant": (7,),
+            "floor_divide": ("v0", 3),
+            "remainder": ("v0", -5),
+            "where": ("v1", "q", "v0"),
+            **dict.fromkeys(("neg", "abs", "bitwise_not", "logical_not"), ("v0",)),
+        }.get(name, ("v0", "k"))
+        lines.append((name, *of))
+        lines.append(("remainder", f"v{len(lines) - 1}", 2))
+        results.append(f"v{len(lines) - 1}")
+    while len(results) > 1:
+        lines.append(("bitwise_xor", results.pop(), results.pop()))
+        results.append(f"v{len(lines) - 1}")
+    return PairMask(tuple(lines))
+
+
+@gxx
+def test_every_operator_is_torchs() -> None:
+    case = Case(every_operator(), (1, 1, 1, 70, 100, 16), listed=False)
+    read = (torch.zeros(1),)  # the kernel is told the device by what it reads
+    tiles = Tiles(*on_lanes(lambda at: tiles_call(case.mask, read, None, case.shape, at)))
+    place = torch.arange(64)
+    bits = tiles.bits[0, 0, :, :, :, None] >> place & 1
+    got = bits.permute(0, 2, 1, 3).reshape(bits.shape[0] * 64, -1)[:70, :100]
+    assert torch.equal(got.bool(), case.kept()[0, 0])
+
+
+@pytest.mark.nvrtc
+def test_every_operator_compiles() -> None:
+    kernel = tiles_kernel(every_operator(), (), True)
+    assert compile_text(kernel.text, kernel.name, kernel.shared_bytes).registers <= 65536 // (2 * 32 * kernel.warps)
 
 
 @gxx

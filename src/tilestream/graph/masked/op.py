@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,10 +18,10 @@ def kept_pairs(mask: PairMask, read: Sequence[Tensor], sizes: Sequence[int], dev
     """bool [batches, heads, queries, keys]: which pairs a mask keeps, by torch."""
     shapes = ((-1, 1, 1, 1), (-1, 1, 1), (-1, 1), (-1,))
     at = {a: torch.arange(n, device=device).view(s) for a, n, s in zip(AXES, sizes, shapes, strict=True)}
-    made: list[Any] = []
+    made: list[Tensor] = []
 
-    def operand(x: str | int) -> Any:
-        return at[x] if x in at else made[int(x[1:])] if isinstance(x, str) else x
+    def operand(x: str | int) -> Tensor:
+        return at[x] if x in at else made[int(x[1:])] if isinstance(x, str) else torch.tensor(x, device=device)
 
     for name, *operands in mask.instructions:
         if name == LOAD:
