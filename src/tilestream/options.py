@@ -48,6 +48,8 @@ class Options:
             over a mask of pairs as a kernel of ours, where the graph as a whole is faster with it.
         early_launch: kernels of inference graphs start, and load weights, while the kernel in front of them still
             runs.
+        float32_parts: linear layers of float32, which torch's default keeps off the tensor cores in tf32, are computed
+            there by products of bf16 parts, as exactly.
         keep_lists: keep sorted lists of edges from call to call, where torch counts no change of an argument in between
             and no CUDA graph is captured: for who writes to lists by torch's operators alone. Those of constant buffers
             (``constant_weights``) are always kept.
@@ -75,6 +77,7 @@ class Options:
     interactions: bool = True
     attention: bool = True
     early_launch: bool = True
+    float32_parts: bool = True
     keep_lists: bool = False
     convolutions: Convolutions = "auto"
     fallback: bool = True
@@ -94,6 +97,7 @@ class Options:
             "interactions",
             "attention",
             "early_launch",
+            "float32_parts",
             "keep_lists",
             "fallback",
         )

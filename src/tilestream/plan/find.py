@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+import torch
 from torch import fx
 
 from tilestream.devices import Device
@@ -12,7 +13,8 @@ from tilestream.graph.capture import Kind
 from tilestream.graph.cut import spared_for
 from tilestream.graph.gradients import GradientSite
 from tilestream.graph.moved import moved, text
-from tilestream.graph.nodes import computes, is_ours, name
+from tilestream.graph.nodes import computes, is_ours, is_product, name, takes_tf32
+from tilestream.graph.operators.split import FLOAT32
 from tilestream.graph.provenance import source
 from tilestream.graph.ragged import ragged_regions
 from tilestream.graph.region import Region
@@ -20,6 +22,7 @@ from tilestream.graph.rewrites.settings import APART, Settings
 from tilestream.graph.rewrites.table import When, rewrite
 from tilestream.graph.selection import Exclusion, Partition, partition
 from tilestream.graph.tails import LIBRARY, Tail
+from tilestream.ir.float32 import by_parts
 from tilestream.kernels.product.block import MOST_ROWS
 from tilestream.kernels.product.finder import is_projection
 from tilestream.options import Options
@@ -88,7 +91,8 @@ def find(
     taken = {node: RAGGED for cut in ragged for node in cut.nodes}
     part = partition(
         graph,
-        apart={n.name: why for n, why in (left | taken).items()} | kept_out(graph.graph) | apart(sites),
+        apart={n.name: why for n, why in (left | taken).items()}
+        | (kept_out(graph.graph) | apart(sites) | ({} if options.float32_parts else of_float32(graph.graph))),
         held=[cut.nodes for cut in ragged],
         training=kind != "inference",
         backward=backward,
@@ -104,8 +108,16 @@ def kept_out(graph: fx.Graph) -> dict[str, str]:
     return {n.name: n.meta[APART] for n in graph.nodes if APART in n.meta}
 
 
+def of_float32(graph: fx.Graph) -> dict[str, str]:
+    """Names of the products of float32 that torch keeps off the tensor cores, and why."""
+    found = (n for n in graph.nodes if not takes_tf32() and is_product(n))
+    return {n.name: FLOAT32 for n in found if n.meta["val"].dtype == torch.float32}
+
+
 def is_lone(region: Region, options: Options) -> bool:
     """Whether a region is one product that no kernel of ours does better than a library's."""
     if region.program.ragged or len(region.operators) > 1 or options.strategy != "auto":
         return False
+    if by_parts(region.program):  # a library's has no tensor cores
+        return region.rows <= MOST_ROWS
     return region.rows > MOST_ROWS or not is_projection(region.program)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from itertools import groupby
 from operator import itemgetter
 
@@ -11,7 +12,7 @@ from tilestream.kernels.parts.text import UNROLL, block, loop, plus
 from tilestream.kernels.stream.annotate import comments
 from tilestream.kernels.stream.column_loop import ROW_BYTES, column_loop
 from tilestream.kernels.stream.epilogue import Epilogue
-from tilestream.kernels.stream.layout import Layout, boxes_of
+from tilestream.kernels.stream.layout import Layout, boxes_of, turns_of
 from tilestream.kernels.stream.model import Gemm, Place, Schedule, Segment, Step, ceil_to
 from tilestream.kernels.stream.names import Names
 from tilestream.kernels.stream.operand_copy import operand_copy
@@ -59,7 +60,7 @@ class ConsumerEmitter(Names):
             # Reductions take turns on two scratch areas; an odd number would meet itself in the next tile.
             blocks.append("    named_sync(BOTH_GROUPS, 256);")
         self.blocks = blocks
-        return "\n".join(_roll(blocks))
+        return "\n".join(_roll(blocks, turns_of(self.s)))
 
     def annotated(self) -> str:
         """The text of ``body``, which was made before, with a comment on every step."""
@@ -67,7 +68,8 @@ class ConsumerEmitter(Names):
         notes: list[str] = []
         for step, note in made:  # a block has the comments of all its steps
             notes = [*notes, note] if self._begins(step) else [*notes[:-1], f"{notes[-1]}\n{note}"]
-        return "\n".join(_roll(self.blocks, notes + [""] * (len(self.blocks) - len(notes))))
+        notes += [""] * (len(self.blocks) - len(notes))
+        return "\n".join(_roll(self.blocks, turns_of(self.s), notes))
 
     def declarations(self) -> str:
         lines = [f"Packed<{f // 8}> r{k};" for k, f in enumerate(self.s.slot_features)]
@@ -243,30 +245,43 @@ def _runs(segments: list[Segment], columns: int) -> list[tuple[int, int]]:
     return runs
 
 
-def _roll(blocks: list[str], notes: list[str] | None = None) -> list[str]:
+def _roll(blocks: list[str], sizes: Sequence[int], notes: list[str] | None = None) -> list[str]:
     """Runs of steps with the same text but for consecutive pointers, and for which streams they take, become loops:
     less code to fetch, and to compile. Chunks come through one ring in order, whatever stream they are of.
 
-    ``notes`` stand before the blocks that they belong to.
+    ``notes`` stand before the blocks that they belong to. A turn has as many blocks as the last of ``sizes`` that fits.
     """
-    alike = [_any_stream(block) for block in blocks]
     out: list[str] = []
     k = 0
     while k < len(blocks):
-        n = 1
-        while k + n < len(blocks) and _shifted(alike[k], alike[k + n], n):
-            n += 1
-        out += [note for note in (notes or [])[k : k + n] if note]
-        if n > 1:
-            same = all(_CHUNK.findall(block) == _CHUNK.findall(blocks[k]) for block in blocks[k : k + n])
-            count = len(set(_POINTER.findall(blocks[k])))
+        period, turns = 1, blocks[k : k + 1]
+        for size in sizes:
+            if len(found := _turns(blocks[k:], size)) > 1:
+                period, turns = size, found
+        end = k + period * len(turns)
+        out += [note for note in (notes or [])[k:end] if note]
+        if len(turns) > 1:
+            same = all(_CHUNK.findall(turn) == _CHUNK.findall(turns[0]) for turn in turns)
+            count = len(set(_POINTER.findall(turns[0])))
             step = f" + {count} * l" if count > 1 else " + l"
-            out.append(f"    #pragma unroll 1\n    for (int l = 0; l < {n}; ++l)")
-            out.append(_POINTER.sub(lambda m, step=step: plus("", int(m[1])) + step, (blocks if same else alike)[k]))
+            body = _POINTER.sub(
+                lambda m, step=step: plus("", int(m[1])) + step, turns[0] if same else _any_stream(turns[0])
+            )
+            out.append(f"    #pragma unroll 1\n    for (int l = 0; l < {len(turns)}; ++l)")
+            out += [body] if period == 1 else ["    {", body, "    }"]
         else:
             out.append(_POINTER.sub(lambda m: plus("", int(m[1])), blocks[k]))
-        k += n
+        k = end
     return out
+
+
+def _turns(blocks: list[str], period: int) -> list[str]:
+    """The first turns, of ``period`` blocks each, that are alike."""
+    turns = ["\n".join(blocks[k : k + period]) for k in range(0, len(blocks) - period + 1, period)]
+    first, n = _any_stream(turns[0]) if turns else "", 1
+    while n < len(turns) and _shifted(first, _any_stream(turns[n]), n):
+        n += 1
+    return turns[:n]
 
 
 def _any_stream(block: str) -> str:

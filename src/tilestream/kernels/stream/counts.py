@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import groupby
 from math import ceil
 
 from tilestream.ir.pipeline import DTYPE_BYTES, TILE_ROWS, Pipeline, Residency
 from tilestream.ir.tileops import OPS
-from tilestream.kernels.stream.layout import CHUNK, Layout, pages_of
+from tilestream.kernels.stream.layout import CHUNK, Layout, pages_of, turns_of
 from tilestream.kernels.stream.model import Gemm, Phase, Place, Schedule, Step, ceil_to
 
 WARPGROUP = 128  # threads
@@ -131,12 +130,24 @@ def code_apart(schedule: Schedule, layout: Layout) -> float:
 
 
 def _code(schedule: Schedule, layout: Layout) -> list[tuple[float, int]]:
-    """Of each run of equal blocks: instructions of its code, and the pages that going through it takes."""
+    """Of each run of equal blocks, or of equal pairs of them: instructions of its code, and the pages that going
+    through it takes."""
+    blocks = _blocks(schedule)
+    shapes = [[_shape(step, schedule) for step in block] for block in blocks]
     found: list[tuple[float, int]] = []
-    for _, run in groupby(_blocks(schedule), key=lambda block: [_shape(step, schedule) for step in block]):
-        blocks = [[_step(step, schedule, layout) for step in block] for block in run]
-        code = sum(s.code for s in blocks[0])
-        found.append((code, sum(s.pages for block in blocks for s in block)))
+    k = 0
+    while k < len(blocks):
+        period, end = 1, k + 1
+        for size in turns_of(schedule):
+            first, last = shapes[k : k + size], k + size
+            while shapes[last : last + size] == first:
+                last += size
+            if last > k + size:
+                period, end = size, last
+        run = [[_step(step, schedule, layout) for step in block] for block in blocks[k:end]]
+        code = sum(s.code for block in run[:period] for s in block)
+        found.append((code, sum(s.pages for block in run for s in block)))
+        k = end
     return found
 
 

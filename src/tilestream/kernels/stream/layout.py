@@ -210,9 +210,24 @@ def _ring_slots(schedule: Schedule, page_rows: int, left: int, need_in: int) -> 
         in_slots = need_in
         while in_slots < want_in and (left - (in_slots + 1) * rings * CHUNK) // page_all >= enough:
             in_slots += 1
+        if splits(schedule) and (left - need_in * rings * CHUNK) // page_all < enough:
+            in_slots = min(want_in, 2 * need_in)  # no page more helps as much as input that is there when a tile begins
         pages = max(_held(schedule, page_rows), min((left - in_slots * rings * CHUNK) // page_all, 64))
         in_slots = max(in_slots, min(want_in, (left - pages * page_all) // (rings * CHUNK)))
     return pages, in_slots
+
+
+def splits(schedule: Schedule) -> bool:
+    """Whether tiles begin by a copy of their input as several operands, as float32 by parts does (``ir.float32``): its
+    epilogues are long."""
+    copies = ([k.kind for p in step.phases for k in p.sinks] for step in schedule.steps if step.gemm is None)
+    return any(kinds.count("registers") + kinds.count("shared") > 1 for kinds in copies)
+
+
+def turns_of(schedule: Schedule) -> tuple[int, ...]:
+    """Of how many steps turns of loops over equal ones may be. Pairs of layers are loops where their code would not fit
+    the instruction cache; others spill (256 - 256 - 256, ptxas of CUDA 13.0)."""
+    return (2, 1) if splits(schedule) else (1,)
 
 
 def _dead_buffer(schedule: Schedule) -> int:

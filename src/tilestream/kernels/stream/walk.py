@@ -7,6 +7,7 @@ from functools import cached_property
 
 from tilestream.errors import VerifyError
 from tilestream.ir.columns import LoopedLayer, first_column, looped_layers
+from tilestream.ir.float32 import by_parts
 from tilestream.ir.macros import expand
 from tilestream.ir.pipeline import DTYPE_BYTES, Pipeline, Stage, Tile, TileOp
 from tilestream.ir.taps import Tap
@@ -48,6 +49,7 @@ class Walk:
         maxima: maxima over rows, which can only be stored.
         shared: tiles that must be in shared memory, since views or copies read them there.
         copies: of a tile, by its name and the dtype of the copy, or ``packed`` for registers that products read.
+        joined: the last step that further functions of streams may join.
 
     Raises:
         VerifyError: no kernel runs the stage as it is placed, with the user's line where one is to blame.
@@ -58,7 +60,7 @@ class Walk:
         every = pipeline.tiles()
         self.tiles: dict[str, Tile] = dict(every)
         self.features = {n: t.features for n, t in every.items()}
-        blocked = by_blocks(expand(stage.ops, self.features), stage.loops, every)
+        blocked = by_blocks(expand(stage.ops, self.features, by_parts(pipeline)), stage.loops, every)
         self.ops, self.blocks, self.block_names = blocked.ops, blocked.blocks, blocked.names
         for op in self.ops:
             if op.out is not None:
@@ -81,6 +83,7 @@ class Walk:
         self.maxima: dict[str, TileOp] = {}
         self.shared: set[str] = set()
         self.copies: dict[tuple[str, str], str] = {}
+        self.joined = -2
 
     # -- what tiles are
 
@@ -137,14 +140,24 @@ class Walk:
 
     # -- making values available
 
-    def as_tile(self, name: str, op: TileOp, dtype: str = "") -> str:
-        """A row value, a stream that must be copied, or a function of streams alone, as a step's result."""
+    def as_tile(self, name: str, op: TileOp, dtype: str = "", joins: bool = False) -> str:
+        """A row value, a stream that must be copied, or a function of streams alone, as a step's result.
+
+        Args:
+            joins: functions of streams are copied by one step as far as they can be, which reads the streams once.
+        """
         own = self.tiles[name].dtype
         key = (name, dtype or own)
         if key not in self.copies:
             copy = self._copy(key, "tile" if key[1] == own else dtype, key[1])
-            step = self.new_step(copy.features, op)
+            joins = joins and name in self.floating
+            last = len(self.drafts) - 1
+            if joins and self.joined == last and self.drafts[last].features == copy.features:
+                step = last
+            else:
+                step = self.new_step(copy.features, op)
             self.drafts[step].nodes.append(TileOp("add", copy, (name,), (), (("scalar", 0.0),), op.source))
+            self.joined = step if joins else self.joined
             self.step_of[copy.name] = step
         return self.copies[key]
 
@@ -276,7 +289,7 @@ class Walk:
             elif layer is not None and part in self.streams:
                 part = self.as_tile(part, op, self.dtype)
             elif part in self.rows or part in self.floating or self.stored(part) != self.dtype:
-                part = self.as_tile(part, op, self.dtype)
+                part = self.as_tile(part, op, self.dtype, joins=True)
             elif part in self.views:
                 base, start = self.views[part]
                 columns = columns_of(self.dtype)
