@@ -44,7 +44,8 @@ class Options:
         interactions: lookups and the products of their rows pair by pair, as DLRM has them, as one kernel each way
             where that is faster.
         attention: attention of a token a sequence over keys that several heads share as a kernel of ours, and flash
-            attention in the place of cuDNN's, each where that is faster. Inference graphs with regions alone.
+            attention in the place of cuDNN's, each where that is faster, in inference graphs with regions; attention
+            over a mask of pairs as a kernel of ours, where the graph as a whole is faster with it.
         early_launch: kernels of inference graphs start, and load weights, while the kernel in front of them still
             runs.
         float32_parts: linear layers of float32, which torch's default keeps off the tensor cores in tf32, are computed

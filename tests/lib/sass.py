@@ -196,14 +196,14 @@ _OPERANDS = re.compile(r"R\d+, R(\d+), gdesc")
 _NO_RESULT = ("HGMMA", "ST", "RED", "BRA", "SYNCS", "BAR")
 
 
-def loops_keep_their_operands(code: Code, source: KernelSource) -> list[str]:
+def loops_keep_their_operands(code: Code, source: KernelSource | None = None) -> list[str]:
     """A product in a loop over columns reads, turn after turn, registers that were written before the loop.
 
     ptxas of CUDA 13.0 takes two operands of equally many registers for one: what the second product of a turn reads is
     packed over what the first one needs again. ``kernels.stream.places`` keeps such an operand in shared memory.
     (Blocks that are held are no such loop: the last of them is packed over an operand that is done with.)
     """
-    if all(loop.held for s in source.pipeline.stages for loop in s.loops[1:]):
+    if source is not None and all(loop.held for s in source.pipeline.stages for loop in s.loops[1:]):
         return []
     out = []
     turns = [(int(i.operands.split()[-1], 16), i.address) for i in code.having("BRA") if "0x" in i.operands]

@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Any
 
 from tilestream.errors import DeviceError
-from tilestream.kernels.parts.tensor_maps import MatrixMap, PixelMap
+from tilestream.kernels.parts.tensor_maps import AnyMap, HeadsMap, PixelMap
 
 PORTABLE_CLUSTER = 8  # a larger one must be asked for
 _TYPES = {
@@ -301,7 +301,7 @@ def free(address: int) -> None:
 
 
 @lru_cache(maxsize=4096)
-def encoded(m: MatrixMap | PixelMap) -> bytes:
+def encoded(m: AnyMap) -> bytes:
     """The bytes of a tensor map for kernels on a GPU. Cached: a module's weights keep their addresses.
 
     Raises:
@@ -335,6 +335,20 @@ def encoded(m: MatrixMap | PixelMap) -> bytes:
             *whole,
         )
         what = f"pictures {m.sizes} {m.dtype}"
+    elif isinstance(m, HeadsMap):
+        made = d.cuTensorMapEncodeTiled(
+            type_,
+            4,
+            m.address,
+            [d.cuuint64_t(n) for n in m.sizes],
+            [d.cuuint64_t(n) for n in m.strides],
+            [d.cuuint32_t(n) for n in (128 // element, m.box_rows, 1, 1)],
+            [d.cuuint32_t(1)] * 4,
+            apart,
+            swizzle,
+            *whole,
+        )
+        what = f"heads {m.sizes} {m.dtype}"
     else:
         what = f"{m.rows} x {m.columns} {m.dtype}"
         for said, size in (("it starts at byte", m.address), ("its rows are so many bytes apart:", m.row_bytes)):

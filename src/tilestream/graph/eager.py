@@ -39,6 +39,8 @@ class EagerOp:
 class Watch(TorchDispatchMode):
     """Notes every operator that computes, unless ``inside`` says that a graph is running, or torch is tracing one."""
 
+    supports_higher_order_operators = True  # flex_attention's: inside of graphs
+
     def __init__(self, inside: Callable[[], bool]) -> None:
         super().__init__()
         self._inside = inside

@@ -12,6 +12,7 @@ from tilestream.report.words import percent
 _ADVICE = (
     ("float32 matmul", 'torch.set_float32_matmul_precision("high"), or model.bfloat16()'),
     ("model.eval()", "model.eval()"),
+    ("a kernel of ours is timed beside it", "nothing: the faster one runs"),
     ("attention", "nothing: attention's own kernel is near the limit"),
     ("convolution", "nothing: cuDNN runs it"),
     ("columns at most", "nothing: a library is near the limit for wide layers; narrower ones stream"),

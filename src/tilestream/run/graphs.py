@@ -39,6 +39,7 @@ from tilestream.plan.turned import turned
 from tilestream.run import ahead, edge_networks, gradients, prepare, tails
 from tilestream.run.chain_calls import ChainCalls
 from tilestream.run.interaction import stream_interactions
+from tilestream.run.masked_attention import stream_masked
 from tilestream.run.place import Calls
 from tilestream.run.stopwatch import timed
 from tilestream.run.target import Target
@@ -72,6 +73,7 @@ class Compilation:
     interactions: list[Plan] = field(default_factory=list)
     rewritten: bool = False
     is_part: bool = False
+    masked: int = 0
 
     def __post_init__(self, inputs: Sequence[Any]) -> None:
         self._planned = self.options
@@ -107,6 +109,7 @@ class Compilation:
         try:
             if not training:
                 self.interactions = stream_interactions(graph, False, self.options, self.target)
+                self.masked = self._attends() and stream_masked(graph, self.options)
             with timed("regions"):
                 kind: Kind = "backward" if backward else "forward" if training else "inference"
                 known = self._found.pop(kind, None)
@@ -140,7 +143,7 @@ class Compilation:
             announce_failure("the graph goes to Inductor", failure)
             return False
         self.rewritten = self.rewritten or any(n.target is SEGMENTS or COUNTED in n.meta for n in graph.graph.nodes)
-        return bool(self.plans or self.interactions or self.rewritten)
+        return bool(self.plans or self.interactions or self.rewritten or self.masked)
 
     def stream_joint(self, graph: fx.GraphModule) -> None:
         """Put our operators in the place of the interactions of a joint graph, before it is cut."""
@@ -182,7 +185,8 @@ class Compilation:
         Interactions of training are in both, and where there are no regions sorted sums alone are not asked about: they
         were predicted to pay, but for the host, which counts where a model is cut.
         """
-        if self.rewritten and not self.plans and not (self.is_part and kwargs.get("is_inference") and _sums(streamed)):
+        has_ours = bool(self.plans or self.masked)
+        if self.rewritten and not has_ours and not (self.is_part and kwargs.get("is_inference") and _sums(streamed)):
             return compiled(streamed)
         return self._whole().choose(streamed, plain, compiled, inputs, kwargs)
 
@@ -196,6 +200,11 @@ class Compilation:
         return Whole(
             self.options, self.target, self.patches, self.plans, originals, beside_us, self.saved_us, self.is_part
         )
+
+    def _attends(self) -> bool:
+        """Whether attention over a mask may be ours: the graph is timed with it and without, or the reference machine
+        was asked for."""
+        return self._whole().measures() or self.target.kind == "reference"
 
     def _begin(self, found: Found) -> list[GradientLaunch]:
         """Begin to compile the kernels that will be timed; the launches of gradients among them."""

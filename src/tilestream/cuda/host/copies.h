@@ -43,7 +43,9 @@ struct Box {
       : base((char*)j.map[0].load(relaxed)), columns(j.map[1].load(relaxed)), rows(j.map[2].load(relaxed)),
         row_bytes(j.map[3].load(relaxed)), box_rows(j.map[4].load(relaxed)), element(j.map[5].load(relaxed)),
         x(j.x.load(relaxed)), y(j.y.load(relaxed)), width((long)j.map[14].load(relaxed)), format((long)j.map[15].load(relaxed)),
-        of_pixels(j.map[6].load(relaxed) != 0), pictures(j) {
+        of_pixels(j.map[6].load(relaxed) == 1), pictures(j) {
+    if (j.map[6].load(relaxed) == 2)  // a head of a batch is a matrix
+      base += j.column.load(relaxed) * (long)j.map[7].load(relaxed) + j.image.load(relaxed) * (long)j.map[8].load(relaxed);
     if (!of_pixels) return;
     x = j.column.load(relaxed);
     row_bytes = columns * element;

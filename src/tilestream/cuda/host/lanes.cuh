@@ -174,6 +174,7 @@ TS_DEV float load_shared(const float* p) { return *p; }
 TS_DEV void add_global(u32* p, u32 v) { __atomic_fetch_add(p, v, __ATOMIC_RELAXED); }
 TS_DEV void post(u32* p, u32 v) { __atomic_store_n(p, v, __ATOMIC_RELAXED); }
 TS_DEV u32 peek(const u32* p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
+TS_DEV void store8(void* p, u32 v) { *(unsigned char*)p = (unsigned char)v; }
 TS_DEV void store32(void* p, u32 v) { *(u32*)p = v; }
 TS_DEV void store128(void* p, const u32 (&v)[4]) {
   if ((u64)p % 16) ts_host::trap("a store of 16 bytes is not aligned");

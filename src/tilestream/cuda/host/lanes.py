@@ -1,4 +1,4 @@
-"""Operators of ours on the host build: a lane is a thread, so that ThreadSanitizer sees the races of lanes."""
+"""Operators of ours on the host build. Of those of plain warps a lane is a thread, for ThreadSanitizer to see races."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def on_lanes(make: Callable[[Address], LaneCall], ctas: int = 0, options: HostRu
 
     made = make(address)
     for result in made.results:
-        result.fill_(float("nan"))
+        result.fill_(float("nan") if result.is_floating_point() else -1)
     arena.parts = [(at, bytes_of(torch.empty(0, dtype=torch.uint8).set_(memory))) for at, memory in held.values()]
     kernel, source = made.kernel, made.kernel.source
     run = runner(kernel, source, (ctas or made.ctas, 1), options or HostRun())

@@ -134,9 +134,9 @@ void fence_async_global() {
 void bulk_load(u32 dst, const TensorMap& map, const Corner& at, u32 bar, u32 mask) {
   issue(Kind::LOAD, map, at, own(dst), own(bar), mask != 0 ? mask : 1u << cluster_rank());
 }
-void bulk_store(const TensorMap& map, int x, int y, u32 src) {
+void bulk_store(const TensorMap& map, const Corner& at, u32 src) {
   ++self->in_group;
-  issue(Kind::STORE, map, {x, y}, own(src), 0, 0);
+  issue(Kind::STORE, map, at, own(src), 0, 0);
 }
 void bulk_reduce_add(const TensorMap& map, int x, int y, u32 src) {
   self->adds = true;

@@ -9,7 +9,8 @@ using u64 = unsigned long long;
 
 // As encoded by build.py: address, columns, rows, bytes a row, rows of a box, bytes an element, 0. Or of pictures in the
 // im2col mode: address, channels, width, height, pixels of a box, bytes an element, 1, images; and (x, y) each of where
-// the box begins, beside the first pixel, and ends, beside the last, and of the step. The last two words are of results
+// the box begins, beside the first pixel, and ends, beside the last, and of the step. Or of heads: as of a matrix, a head's,
+// then 2, bytes from head to head and from batch to batch. The last two words are of results
 // that are added in memory: bytes of a row of a box, and 1 for f16 (0: bf16).
 struct alignas(64) TensorMap {
   u64 opaque[16];
@@ -19,7 +20,8 @@ namespace ts_host {
 
 constexpr int MAP_WORDS = 16;  // of a TensorMap, that say something
 
-// Where a bulk copy begins: a column and a row; of pictures also an image, and how far the tap is from the lowest.
+// Where a bulk copy begins: a column and a row; of pictures also an image, and how far the tap is from the lowest; of heads also
+// a head (`column`) and a batch (`image`).
 struct Corner {
   int x, y;
   int column = 0, image = 0, offset_x = 0, offset_y = 0;
@@ -61,7 +63,7 @@ void named_arrive(int id, int threads);
 void fence_async_shared();
 void fence_async_global();
 void bulk_load(u32 dst, const TensorMap& map, const Corner& at, u32 bar, u32 mask);  // mask 0: this CTA alone
-void bulk_store(const TensorMap& map, int x, int y, u32 src);
+void bulk_store(const TensorMap& map, const Corner& at, u32 src);
 void bulk_reduce_add(const TensorMap& map, int x, int y, u32 src);
 void bulk_to_peer(u32 dst, u32 src, u32 bytes, u32 bar);  // dst and bar of at_peer
 char* peer_memory(u32 addr, u32 bytes);

@@ -17,6 +17,7 @@
 #define TS_CONSTANT static const
 #define TS_GLOBAL static const
 #define TS_KERNEL(threads) static void
+#define TS_RESIDENT_KERNEL(threads, ctas) static void
 #define TS_PAIR_KERNEL(threads) static void
 #define TS_CLUSTER_KERNEL(threads, ctas) static void
 #define TS_PARAM
@@ -57,6 +58,8 @@ TS_DEV void cluster_meet() { ts_host::sync_cluster(); }
 TS_DEV bool group_leader() { return true; }
 TS_DEV void sync_warp() {}
 TS_DEV int warp_value(int v, int) { return v; }
+TS_DEV u32 warp_vote(bool v) { return v; }
+TS_DEV int lowest(u32 v) { return __builtin_ctz(v); }
 TS_DEV float lane_across(float, int) { ts_host::trap("lanes exchange values, and here a warp is one thread"); }
 
 // ---- shared memory
@@ -143,10 +146,16 @@ TS_DEV void tma_load(u32 dst, const TensorMap* map, int x, int y, u32 bar, u64) 
 TS_DEV void tma_load_pixels(u32 dst, const TensorMap* map, int channel, int x, int y, int image, u16 offset_x, u16 offset_y, u32 bar, u64) {
   ts_host::bulk_load(dst, *map, {x, y, channel, image, offset_x, offset_y}, bar, 0);
 }
+TS_DEV void tma_load_heads(u32 dst, const TensorMap* map, int x, int y, int head, int batch, u32 bar) {
+  ts_host::bulk_load(dst, *map, {x, y, head, batch}, bar, 0);
+}
+TS_DEV void tma_store_heads(const TensorMap* map, int x, int y, int head, int batch, u32 src) {
+  ts_host::bulk_store(*map, {x, y, head, batch}, src);
+}
 TS_DEV void tma_multicast(u32 dst, const TensorMap* map, int x, int y, u32 bar, u16 mask, u64) {
   ts_host::bulk_load(dst, *map, {x, y}, bar, mask);
 }
-TS_DEV void tma_store(const TensorMap* map, int x, int y, u32 src, u64) { ts_host::bulk_store(*map, x, y, src); }
+TS_DEV void tma_store(const TensorMap* map, int x, int y, u32 src, u64) { ts_host::bulk_store(*map, {x, y}, src); }
 TS_DEV void tma_reduce_add(const TensorMap* map, int x, int y, u32 src) { ts_host::bulk_reduce_add(*map, x, y, src); }
 TS_DEV void store_commit() { ts_host::bulk_commit(); }
 template <int N>

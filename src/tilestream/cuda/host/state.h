@@ -20,7 +20,7 @@ namespace ts_host {
 namespace {
 
 constexpr auto relaxed = std::memory_order_relaxed;
-constexpr int MOST_ROLES = 6, JOBS = 64, BARRIER_BYTES = 8, BOX_BYTES = 256 * 128;
+constexpr int MOST_ROLES = 7, JOBS = 64, BARRIER_BYTES = 8, BOX_BYTES = 256 * 128;
 // A shared address has in its upper bits whose it is: the CTA's rank in its cluster.
 constexpr u32 PEER_SHIFT = 24, PEER_ADDRESS = (1u << PEER_SHIFT) - 1;
 

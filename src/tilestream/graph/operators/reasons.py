@@ -6,11 +6,13 @@ import torch
 from torch import fx
 
 from tilestream.graph.convolutions import why_not
-from tilestream.graph.nodes import packet
+from tilestream.graph.masked.sites import is_masked, site_of
+from tilestream.graph.nodes import Unsupported, packet
 
 aten = torch.ops.aten
 
 UNKNOWN = "no tile op does this"
+MASKED = "attention over a mask: a kernel of ours is timed beside it, with the graph as a whole"
 
 _GROUPS: dict[str, tuple[str, ...]] = {
     "dropout in training mode: call model.eval()": ("native_dropout", "bernoulli", "_fused_dropout"),
@@ -64,4 +66,10 @@ def reason(node: fx.Node) -> str:
     """Why an operator that has no rule stays out."""
     if packet(node) is aten.convolution:
         return why_not(node) or "a convolution mixes rows: option convolutions='bulk' takes this one"
+    if is_masked(node):
+        try:
+            site_of(node)
+        except Unsupported as why:
+            return f"attention over a mask stays Inductor's: {why.reason}"
+        return MASKED
     return _REASONS.get(packet(node), UNKNOWN)

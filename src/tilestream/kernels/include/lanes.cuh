@@ -102,6 +102,7 @@ TS_DEV u32 peek(const u32* p) {
   asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
   return v;
 }
+TS_DEV void store8(void* p, u32 v) { *(unsigned char*)p = (unsigned char)v; }
 TS_DEV void store32(void* p, u32 v) { *(u32*)p = v; }
 TS_DEV void store128(void* p, const u32 (&v)[4]) { *(uint4*)p = {v[0], v[1], v[2], v[3]}; }
 TS_DEV void copy128(u32 to, const void* from, u32 bytes) { copy_async(to, from, bytes); }  // zeros behind `bytes`

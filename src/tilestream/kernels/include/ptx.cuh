@@ -20,6 +20,7 @@ using u64 = unsigned long long;
 #define TS_CONSTANT __constant__ const
 #define TS_GLOBAL __device__ const  // tables that constant memory has no room for
 #define TS_KERNEL(threads) extern "C" __global__ void __launch_bounds__(threads, 1)
+#define TS_RESIDENT_KERNEL(threads, ctas) extern "C" __global__ void __launch_bounds__(threads, ctas)
 #define TS_PAIR_KERNEL(threads) extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(threads, 1)
 #define TS_CLUSTER_KERNEL(threads, ctas) extern "C" __global__ void __cluster_dims__(ctas, 1, 1) __launch_bounds__(threads, 1)
 #define TS_PARAM __grid_constant__
@@ -75,6 +76,8 @@ TS_DEV int cta_count() { return (int)gridDim.x; }
 TS_DEV bool cta_leader() { return threadIdx.x == 0; }
 TS_DEV void sync_warp() { __syncwarp(); }
 TS_DEV int warp_value(int v, int lane) { return __shfl_sync(~0u, v, lane); }  // that of one lane of the warp
+TS_DEV u32 warp_vote(bool v) { return __ballot_sync(~0u, v); }  // a bit for each lane
+TS_DEV int lowest(u32 v) { return __ffs((int)v) - 1; }           // which bit
 TS_DEV float lane_across(float v, int far) { return __shfl_xor_sync(~0u, v, far); }  // that of lane ^ far
 
 TS_DEV float float_of(u32 bits) { return __uint_as_float(bits); }
@@ -230,6 +233,18 @@ TS_DEV void tma_load_pixels(u32 dst, const TensorMap* map, int channel, int x, i
       "{%7, %8}, %9;" ::"r"(dst),
       "l"(map), "r"(bar), "r"(channel), "r"(x), "r"(y), "r"(image), "h"(offset_x), "h"(offset_y), "l"(hint)
       : "memory");
+}
+// 64 columns of some rows of [batch, head, row, column], in any order in memory (HeadsMap of tensor_maps.py).
+TS_DEV void tma_load_heads(u32 dst, const TensorMap* map, int x, int y, int head, int batch, u32 bar) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(dst), "l"(map),
+      "r"(bar), "r"(x), "r"(y), "r"(head), "r"(batch)
+      : "memory");
+}
+TS_DEV void tma_store_heads(const TensorMap* map, int x, int y, int head, int batch, u32 src) {
+  asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(map), "r"(src), "r"(x), "r"(y),
+               "r"(head), "r"(batch)
+               : "memory");
 }
 // Into the same place of every CTA of the cluster that the mask names, and on their barriers.
 TS_DEV void tma_multicast(u32 dst, const TensorMap* map, int x, int y, u32 bar, u16 mask, u64 hint) {

@@ -1,4 +1,4 @@
-"""A kernel of plain warps that a header holds: what it is compiled for, its argument, and how it is launched."""
+"""A kernel that a header holds: what it is compiled for, its argument, and how it is launched."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ class LaneKernel(Launchable):
         argument: what it takes; ``record`` among its fields is where it says why it gave up.
         told: what that says; None: it has none.
         second: CTAs along the grid's second axis.
+        warpgroups: consumers of a CTA, besides its producer; 0: its warps are plain ones (lanes.cuh).
     """
 
     name: str
@@ -35,11 +36,13 @@ class LaneKernel(Launchable):
     persistent: bool = False
     told: NoRow | None = None
     second: int = 1
+    warpgroups: int = 0
 
     @property
     def frame(self) -> Frame:
         threads, words = 32 * self.warps, WORDS if self.told is not None else 0
-        return Frame(1, "as many as have work", threads, 1, 0, False, words, self.second, host_lanes=threads)
+        lanes = 0 if self.warpgroups else threads
+        return Frame(1, "as many as have work", threads, 1, self.warpgroups, False, words, self.second, lanes)
 
     @property
     def source(self) -> BesideSource:

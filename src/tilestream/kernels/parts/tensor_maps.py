@@ -41,5 +41,21 @@ class PixelMap(NamedTuple):
     pixels: int
 
 
-Encode = Callable[[MatrixMap | PixelMap], bytes]
+class HeadsMap(NamedTuple):
+    """Boxes of ``box_rows`` x 128 bytes of a head of a batch, 128-byte swizzle, zero fill outside of the head.
+
+    Args:
+        sizes: features, rows, heads, batches.
+        strides: bytes from row to row, head to head, batch to batch; like ``address`` multiples of 16.
+    """
+
+    dtype: str
+    address: int
+    sizes: tuple[int, int, int, int]
+    strides: tuple[int, int, int]
+    box_rows: int
+
+
+AnyMap = MatrixMap | PixelMap | HeadsMap
+Encode = Callable[[AnyMap], bytes]
 """The bytes of a map."""

@@ -1,0 +1,1 @@
+"""Attention over the pairs of queries and keys that a mask keeps."""

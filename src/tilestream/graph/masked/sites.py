@@ -1,0 +1,160 @@
+"""Attention over the pairs that a mask keeps, as graphs have it: by a block mask, or a library's with a boolean one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from tilestream.graph.masked.mask import boolean_mask, mask_of
+from tilestream.graph.masked.op import MASKED
+from tilestream.graph.nodes import Unsupported, first_alone, value
+from tilestream.graph.rewrites.insert import call
+from tilestream.graph.rewrites.shared_keys import MASKS, given_to, is_attention, take_over
+from tilestream.kernels.parts.pairs import AXES, DENSE, PairMask
+
+aten = torch.ops.aten
+
+FEATURES = range(16, 129, 16)
+BLOCK = 128
+"""Queries and keys of a block that is looked at as one; a ``BlockMask``'s blocks are multiples of it."""
+MOST_KEYS = 2**17
+MOST_PAIRS = 2**31
+"""Of all masks that differ: each is a bit while a call lasts."""
+FLEX = "flex_attention"
+
+
+@dataclass(frozen=True)
+class Site:
+    """An attention that may be ``MASKED``.
+
+    Args:
+        operands: query, key and value.
+        blocks, read: nodes of the lists of blocks, none where all are looked at, and of what the mask reads.
+        differs: batches and heads for which the mask is different, or 1.
+        boolean: the mask of pairs, which is read as four dimensions; None of a block mask.
+    """
+
+    node: fx.Node
+    operands: tuple[fx.Node, fx.Node, fx.Node]
+    blocks: tuple[fx.Node, ...]
+    read: tuple[fx.Node, ...]
+    mask: PairMask
+    block: tuple[int, ...]
+    differs: tuple[int, int]
+    scale: float
+    boolean: fx.Node | None = None
+
+
+def is_masked(node: fx.Node) -> bool:
+    """Whether a node is an attention with a mask that says which pairs are kept."""
+    if node.op == "call_function" and getattr(node.target, "__name__", "") == FLEX:
+        return True
+    return is_attention(node) and _boolean(node) is not None
+
+
+def site_of(node: fx.Node) -> Site:
+    """What an attention of ``is_masked`` is.
+
+    Raises:
+        Unsupported: our kernel cannot do it; why.
+    """
+    made = _flex(node) if getattr(node.target, "__name__", "") == FLEX else _library(node)
+    query, key, values = (_sized(n) for n in made.operands)
+    batch, heads, queries, features = query.shape
+    if query.dtype not in (torch.bfloat16, torch.float16):
+        raise Unsupported(
+            f"attention in {str(query.dtype).removeprefix('torch.')}: our kernel's products are of 16 bits"
+        )
+    if key.shape != values.shape or features not in FEATURES or key.shape[3] != features:
+        raise Unsupported("heads of other widths than multiples of 16 up to 128")
+    if key.shape[0] != batch or heads % key.shape[1] or not 0 < key.shape[2] <= MOST_KEYS or not made.scale > 0:
+        raise Unsupported(f"keys {list(key.shape)} for queries {list(query.shape)}")
+    if made.differs[0] * made.differs[1] * queries * key.shape[2] > MOST_PAIRS:
+        raise Unsupported("masks of more pairs than a call should hold bits for")
+    if not first_alone(node):
+        raise Unsupported("more of it is used than the result, as in training")
+    return made
+
+
+def _sized(node: Any) -> Tensor:
+    fake = value(node)
+    if fake is None or fake.dim() != 4 or not all(isinstance(n, int) for n in (*fake.shape, *fake.stride())):
+        raise Unsupported("attention with symbolic sizes")
+    return fake
+
+
+def _flex(node: fx.Node) -> Site:
+    given: Any = node.args
+    if len(given) != 9 or node.kwargs:
+        raise Unsupported("flex_attention of another PyTorch")
+    query, key, values, score, blocks, scale, _, _, others = given
+    some, listed, all_, all_listed = blocks[2:6]
+    *_, rows, keys, mask = blocks
+    owner: Any = node.graph.owning_module
+    if not _returns_first(getattr(owner, score.target).graph):
+        raise Unsupported("a score_mod: Inductor writes it into its kernel")
+    if not isinstance(rows, int) or not isinstance(keys, int) or rows % BLOCK or keys % BLOCK:
+        raise Unsupported(f"a block mask's blocks of {rows} x {keys}, which are no multiples of {BLOCK}")
+    (batch, heads, queries, _), of = _sized(query).shape, _sized(listed).shape
+    if any(m not in (1, n) for n, m in zip((batch, heads), of, strict=False)) or of[2] * rows < queries:
+        raise Unsupported(f"a block mask {list(of)} for queries {list(_sized(query).shape)}")
+    found = mask_of(getattr(owner, mask.target).graph, list(others))
+    differs = tuple(n if found.mask.names(axis) else m for axis, n, m in zip(AXES, (batch, heads), of, strict=False))
+    lists = (some, listed) if all_ is None else (some, listed, all_, all_listed)
+    read = tuple(others[k] for k in found.reads)
+    return Site(node, (query, key, values), lists, read, found.mask, (rows, keys), (differs[0], differs[1]), scale)
+
+
+def _returns_first(graph: fx.Graph) -> bool:
+    """Whether a ``score_mod`` is none."""
+    first = graph.find_nodes(op="placeholder")[0]
+    (output,) = graph.find_nodes(op="output")
+    given: Any = output.args[0]
+    return (given[0] if isinstance(given, list | tuple) else given) is first
+
+
+def _boolean(node: fx.Node) -> fx.Node | None:
+    given = given_to(node)
+    bias = next((given[n] for n in MASKS if given.get(n) is not None), None)
+    return boolean_mask(bias) if isinstance(bias, fx.Node) else None
+
+
+def _library(node: fx.Node) -> Site:
+    given = given_to(node)
+    query, key, values = (given[n] for n in ("query", "key", "value"))
+    if given.get("is_causal") or given.get("dropout_p"):
+        raise Unsupported("attention with dropout, or causal besides its mask")
+    kept = _boolean(node)
+    fake, shape = value(kept), _sized(query).shape
+    wanted = (*shape[:2], shape[2], _sized(key).shape[2])
+    if kept is None or fake is None or fake.dim() > 4 or not all(isinstance(n, int) for n in fake.shape):
+        raise Unsupported("a mask with symbolic sizes")
+    sizes = (*[1] * (4 - fake.dim()), *fake.shape)
+    if any(n not in (1, m) for n, m in zip(sizes, wanted, strict=True)):
+        raise Unsupported(f"a mask {list(sizes)} for pairs {list(wanted)}")
+    scale = given.get("scale") or shape[3] ** -0.5
+    return Site(node, (query, key, values), (), (), DENSE, (), (sizes[0], sizes[1]), scale, kept)
+
+
+def place(site: Site) -> bool:
+    """Put ``MASKED`` in the place of an attention; whether its result can lie as views of it want it."""
+    node = site.node
+    before = node.meta["val"][0]
+    shape = before.shape
+    by_token = (
+        before.stride() == torch.empty(shape[0], shape[2], shape[1], shape[3], device="meta").transpose(1, 2).stride()
+    )
+    if not by_token and not before.is_contiguous():
+        return False
+    with node.graph.inserting_before(node):
+        read = list(site.read)
+        if site.boolean is not None:
+            sizes = [*site.differs, shape[2], value(site.operands[1]).shape[2]]  # pyright: ignore
+            read = [call(node, aten.expand.default, site.boolean, sizes)]
+        lists, block, differs = list(site.blocks), list(site.block), list(site.differs)
+        made = call(node, MASKED, *site.operands, lists, read, site.mask.text, block, differs, site.scale, by_token)
+    take_over(node, made)
+    return True

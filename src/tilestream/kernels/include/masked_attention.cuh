@@ -1,0 +1,281 @@
+// Attention over some tiles of keys: softmax(scale * Q K.T, over the pairs that a mask keeps) V.
+//
+// A CTA has 128 queries of a head, two consumer warpgroups of 64. Its tiles of 64 keys come through one ring, those that either
+// warpgroup has a pair in (mask_tiles.cuh says which); a warpgroup passes over the other's tiles. The running maximum and sum are
+// Milakov and Gimelshein's, "Online normalizer calculation for softmax" (2018), their use with tiles Dao's (FlashAttention, 2022).
+//
+// Queries stay in shared memory: in registers ptxas of CUDA 13.0 packs the weights over them (tests/lib/sass.py has the rule).
+#pragma once
+
+namespace ts {
+
+using Params = ::MaskedAttentionParams;
+constexpr int HEADS = 16;
+constexpr int KEYS = 64, KEY_BLOCKS = KEYS / 8, GROUPS = 2, LOADER = 4 * GROUPS;
+constexpr int FEATURE_BLOCKS = FEATURES / 8, CHUNKS = (FEATURES + 63) / 64;
+constexpr u32 OPERAND_BYTES = CHUNKS * CHUNK_BYTES, STAGE_BYTES = 2 * OPERAND_BYTES;  // keys, and values behind them
+// Shared memory: queries (later results), stages, barriers of the ring and of the queries, what each stage is.
+constexpr u32 STAGES_AT = GROUPS * OPERAND_BYTES, BARS_AT = STAGES_AT + STAGES * STAGE_BYTES, QUERY_BAR = BARS_AT + 16 * STAGES;
+constexpr u32 ENTRIES_AT = QUERY_BAR + 16;
+
+// Registers: what the producer's warpgroup gives back of those that a CTA is launched with the others take.
+constexpr int LAUNCHED = RESIDENT == 2 ? 80 : 168, PRODUCER = 24, CONSUMER = RESIDENT == 2 ? 104 : 240;
+static_assert(PRODUCER + GROUPS * CONSUMER <= (1 + GROUPS) * LAUNCHED, "who asks for more waits for ever");
+
+// Of a tile of 64 queries and 64 keys: no pair is kept, some are, all are.
+enum State : u32 { NONE, SOME, ALL };
+constexpr u32 END = ~0u;  // in the place of a stage's states: no tile follows
+TS_DEV float nothing() { return float_of(0xff800000u); }  // the score of a pair that is not kept: minus infinity
+
+// What a CTA works on: 128 queries of a head, and which part of the mask is theirs.
+struct Place {
+  int tile, head, batch, unit;
+};
+// Heads by sixteens, whose keys stay in the L2: of those all that have the same queries are next to each other, since they have
+// the same work to do, and the last queries come first, which look at most keys where a mask is causal.
+TS_DEV Place place_of(const Params& p, int cta) {
+  const int all = p.heads * p.batches, first = cta / (HEADS * p.query_tiles) * HEADS;
+  const int heads = all - first < HEADS ? all - first : HEADS, rest = cta - first * p.query_tiles;
+  const int of_all = first + rest % heads, head = of_all % p.heads, batch = of_all / p.heads;
+  return {p.query_tiles - 1 - rest / heads, head, batch, batch * p.mask_batch + head * p.mask_head};
+}
+// Which row of tiles the queries of warpgroup g are, among all of a mask.
+TS_DEV u64 mask_row(const Params& p, const Place& at, int g) { return ((u64)at.unit * p.query_tiles + at.tile) * GROUPS + g; }
+
+using TileRing = Ring<STAGES, (int)STAGE_BYTES>;
+TS_DEV TileRing tile_ring(u32 smem) { return TileRing(smem + BARS_AT, smem + STAGES_AT); }
+
+// ---- the producer: one warp
+TS_DEV void load_queries(const Params& p, const Place& at, u32 smem) {
+  bar_expect(smem + QUERY_BAR, GROUPS * OPERAND_BYTES);
+  for (int g = 0; g < GROUPS; ++g)
+    for (int c = 0; c < CHUNKS; ++c)
+      tma_load_heads(smem + g * OPERAND_BYTES + c * CHUNK_BYTES, &p.query, 64 * c, (at.tile * GROUPS + g) * ROWS, at.head, at.batch,
+                     smem + QUERY_BAR);
+}
+TS_DEV void load_tile(const Params& p, const Place& at, u32 smem, TileRing& ring, int tile, u32 states) {
+  const int head = at.head / p.heads_a_key;
+  ring.wait_empty();
+  sts32(smem + ENTRIES_AT + 4 * ring.slot, states | (u32)tile << 4);
+  bar_expect(ring.full(), STAGE_BYTES);
+#pragma unroll
+  for (int c = 0; c < CHUNKS; ++c)
+    tma_load_heads(ring.addr() + c * CHUNK_BYTES, &p.key, 64 * c, tile * KEYS, head, at.batch, ring.full());
+#pragma unroll
+  for (int c = 0; c < CHUNKS; ++c)
+    tma_load_heads(ring.addr() + OPERAND_BYTES + c * CHUNK_BYTES, &p.value, 64 * c, tile * KEYS, head, at.batch, ring.full());
+  ring.advance();
+}
+TS_DEV void load_tiles(const Params& p, const Place& at, u32 smem) {
+  const bool leads = lane_in_warp() == 0;
+  const int words = p.state_row / 4;
+  const u32* states = (const u32*)(p.states + mask_row(p, at, 0) * p.state_row);  // both warpgroups', four a word
+  auto ring = tile_ring(smem);
+  auto word = [&](int k) { return k < words ? load_global(states + k) | load_global(states + words + k) << 2 : 0; };
+  u32 next = word((int)lane_in_warp());
+  if (leads) load_queries(p, at, smem);
+#pragma unroll 1
+  for (int k = 0; k < words; k += WARP) {
+    const u32 mine = next;
+    next = word(k + WARP + (int)lane_in_warp());
+#pragma unroll 1
+    for (u32 left = warp_vote(mine != 0); left != 0; left &= left - 1) {
+      const int lane = lowest(left);
+      u32 all = (u32)warp_value((int)mine, lane);  // of a tile four bits
+#pragma unroll 1
+      for (int tile = 4 * (k + lane); leads && all != 0; ++tile, all >>= 8)
+        if (all & 15) load_tile(p, at, smem, ring, tile, all & 15);
+    }
+  }
+  if (!leads) return;
+  ring.wait_empty();
+  sts32(smem + ENTRIES_AT + 4 * ring.slot, END);
+  bar_arrive(ring.full());
+}
+
+// ---- a consumer warpgroup
+using Scores = Fragment<KEY_BLOCKS>;
+using Weights = Packed<KEY_BLOCKS>;
+using Results = Fragment<FEATURE_BLOCKS>;
+using Kept = Registers<u32, 4>;  // bits of 64 keys for both rows of a lane
+
+struct Running {
+  RowVector most, sum;  // of scores; of a lane's own weights
+};
+
+TS_DEV void take_kept(Kept& kept, const u32* rows) {
+  TS_LANES {
+    const u32 t = TS_LANE;
+#pragma unroll
+    for (int k = 0; k < 4; ++k) TS_REG(kept, k) = load_global(rows + 2 * row_of(t, k / 2) + k % 2);
+  }
+}
+TS_DEV void drop_others(Scores& s, const Kept& kept) {
+  TS_LANES {
+    const u32 t = TS_LANE;
+#pragma unroll
+    for (int k = 0; k < 4 * KEY_BLOCKS; ++k) {
+      const u32 word = TS_REG(kept, k % 4 / 2 * 2 + k / 16) >> (2 * (t & 3));
+      if ((word >> (8 * (k / 4 % 4) + k % 2) & 1) == 0) TS_REG(s, k) = nothing();
+    }
+  }
+}
+// Scores become weights, in the scale of the running maximum; `before` brings to it what is known of former tiles.
+TS_DEV void weigh(Scores& s, Running& run, RowVector& before, float scale) {
+  RowVector most;
+  TS_LANES {
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      float here[2] = {TS_REG(s, 2 * j), TS_REG(s, 2 * j + 1)};  // two at a time, which wait less for each other
+#pragma unroll
+      for (int k = 2; k < 2 * KEY_BLOCKS; ++k) here[k % 2] = max_nan(here[k % 2], TS_REG(s, k / 2 * 4 + 2 * j + k % 2));
+      TS_REG(most, j) = max_nan(here[0], here[1]);
+    }
+  }
+  row_max(most);
+  TS_LANES {
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      const float now = max_nan(TS_REG(run.most, j), TS_REG(most, j));
+      const float from = now == nothing() ? 0.0f : now * scale;  // of a row of which nothing was kept yet
+      TS_REG(before, j) = ex2(fma_(TS_REG(run.most, j), scale, -from));
+      float sum[2] = {};
+#pragma unroll
+      for (int k = 0; k < 2 * KEY_BLOCKS; ++k) {
+        float& x = TS_REG(s, k / 2 * 4 + 2 * j + k % 2);
+        x = ex2(fma_(x, scale, -from));
+        sum[k % 2] += x;
+      }
+      TS_REG(run.most, j) = now;
+      TS_REG(run.sum, j) = fma_(TS_REG(run.sum, j), TS_REG(before, j), sum[0] + sum[1]);
+    }
+  }
+}
+TS_DEV void rescale(Results& out, const RowVector& before) {
+  TS_LANES {
+#pragma unroll
+    for (int k = 0; k < 4 * FEATURE_BLOCKS; ++k) TS_REG(out, k) *= TS_REG(before, k % 4 / 2);
+  }
+}
+TS_DEV void pack_weights(Weights& packed, const Scores& s) {
+  TS_LANES {
+#pragma unroll
+    for (int k = 0; k < 2 * KEY_BLOCKS; ++k) TS_REG(packed, k) = DTYPE::pack(TS_REG(s, 2 * k), TS_REG(s, 2 * k + 1));
+  }
+}
+TS_DEV void score(Scores& s, u32 query, u32 stage) {
+  const u64 queries = mma_desc(query), keys = mma_desc(stage);
+  clear(s);
+  mma_fence();
+#pragma unroll
+  for (int k = 0; k < FEATURES / 16; ++k) {
+    const u64 step = (k / 4) * (CHUNK_BYTES / 16) + 2 * (k % 4);
+    Mma<DTYPE, KEY_BLOCKS, 0>::shared(s, queries + step, keys + step);
+  }
+  mma_commit();
+}
+TS_DEV void add_values(Results& out, const Weights& weights, u32 stage) {
+  const u64 values = mma_desc_columns(stage + OPERAND_BYTES, CHUNK_BYTES);
+  mma_fence();
+#pragma unroll
+  for (int k = 0; k < KEYS / 16; ++k) MmaRows<DTYPE, FEATURE_BLOCKS>::registers(out, weights, 4 * k, values + 128 * k);
+  mma_commit();
+}
+TS_DEV void attend_tile(u32 query, Running& run, Results& out, u32 stage, const u32* bits, bool all, float scale) {
+  Scores s;
+  Kept kept;
+  Weights weights;
+  RowVector before;
+  if (!all) take_kept(kept, bits);
+  score(s, query, stage);
+  mma_wait<0>();
+  pin(s);
+  if (!all) drop_others(s, kept);
+  weigh(s, run, before, scale);
+  rescale(out, before);
+  pack_weights(weights, s);
+  pin(weights);
+  pin(out);
+  add_values(out, weights, stage);
+  mma_wait<0>();
+  pin(out);
+}
+// Divided by the sums, through the queries' place. A row of which no pair is kept is zero.
+TS_DEV void store_results(const Params& p, const Place& at, u32 smem, int g, Running& run, Results& out) {
+  const u32 mine = smem + g * OPERAND_BYTES;
+  row_sum(run.sum);
+  TS_LANES {
+    const u32 t = TS_LANE;
+    float over[2];
+#pragma unroll
+    for (int j = 0; j < 2; ++j) over[j] = TS_REG(run.sum, j) == 0.0f ? 0.0f : 1.0f / TS_REG(run.sum, j);
+#pragma unroll
+    for (int i = 0; i < FEATURE_BLOCKS; i += 2) {
+      u32 v[2][2];
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        const int first = 4 * (i + k / 2) + 2 * (k % 2);
+        v[k / 2][k % 2] = DTYPE::pack(TS_REG(out, first) * over[k % 2], TS_REG(out, first + 1) * over[k % 2]);
+      }
+      sts_blocks(mine + i / 8 * CHUNK_BYTES, t, i % 8, v);
+    }
+  }
+  fence_async_shared();
+  named_sync(GROUP_BARRIER + g, 128);
+  if (!group_leader()) return;
+  for (int c = 0; c < CHUNKS; ++c) {
+    tma_store_heads(&p.out, 64 * c, (at.tile * GROUPS + g) * ROWS, at.head, at.batch, mine + c * CHUNK_BYTES);
+    store_commit();
+  }
+  store_wait_read<0>();
+}
+TS_DEV void attend(const Params& p, const Place& at, u32 smem, int g) {
+  auto ring = tile_ring(smem);
+  const u32 query = smem + g * OPERAND_BYTES;
+  const u32* bits = (const u32*)p.bits + mask_row(p, at, g) * p.state_row * (2 * ROWS);
+  Results out;
+  Running run;
+  clear(out);
+  fill_rows(run.most, nothing());
+  fill_rows(run.sum, 0.0f);
+  bar_wait(smem + QUERY_BAR, 0);
+#pragma unroll 1
+  for (;;) {
+    const u32 stage = ring.take();
+    const u32 entry = (u32)warp_value((int)lds32(smem + ENTRIES_AT + 4 * ring.slot), 0);
+    if (entry == END) break;
+    const u32 state = entry >> (2 * g) & 3;
+    if (state != NONE) attend_tile(query, run, out, stage, bits + (entry >> 4) * (2 * ROWS), state == ALL, p.scale);
+    ring.release();
+    ring.advance();
+  }
+  store_results(p, at, smem, g, run, out);
+}
+
+TS_DEV void masked_attention(const Params& p, u32 smem) {
+  const int warp = warp_index();
+  const Place at = place_of(p, cta_index());
+  if (cta_leader()) {
+    for (int i = 0; i < STAGES; ++i) {
+      bar_init(smem + BARS_AT + 16 * i, 1);
+      bar_init(smem + BARS_AT + 16 * i + 8, 4 * GROUPS);  // one a warp
+    }
+    bar_init(smem + QUERY_BAR, 1);
+    bar_init_done();
+  }
+  sync_cta();
+  if (warp < LOADER) {
+    registers_inc<CONSUMER>();
+    attend(p, at, smem, warp / 4);
+  } else {
+    registers_dec<PRODUCER>();
+    if (warp == LOADER) load_tiles(p, at, smem);
+  }
+}
+
+}  // namespace ts
+
+TS_RESIDENT_KERNEL(32 * (ts::LOADER + 4), RESIDENT) tilestream_masked_attention(const TS_PARAM MaskedAttentionParams p) {
+  TS_SHARED(smem);
+  ts::masked_attention(p, smem);
+}

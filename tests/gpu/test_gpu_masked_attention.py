@@ -1,0 +1,81 @@
+"""Attention over the pairs of a mask on the GPU: against float64, the same bits every time, in compiled graphs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from masked_cases import BIGBIRD, CASES, WINDOW, Case, judged
+from torch import Tensor
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+from tilestream.cuda.masked_attention import attention
+from tilestream.run import masked_attention
+from tilestream.run.backend import tilestream
+from tilestream.run.timing import capture
+from tilestream.run.whole import Whole
+
+pytestmark = pytest.mark.gpu
+
+EVERY_WIDTH = {
+    f"a window, heads of {n}": Case(WINDOW, (2, 3, 1, 400, 450, n), dtype=dtype)
+    for n in (16, 48, 64, 96, 128)
+    for dtype in (torch.bfloat16, torch.float16)
+}
+
+
+@pytest.mark.parametrize("case", [*CASES.values(), *EVERY_WIDTH.values()], ids=[*CASES, *EVERY_WIDTH])
+def test_values(case: Case) -> None:
+    query, key, value = case.operands("cuda")
+    read = [t.cuda() for t in case.read]
+    blocks = case.blocks("cuda")
+
+    def run() -> Tensor:
+        out = torch.full_like(query, float("nan"))
+        return attention(query, key, value, case.mask, read, blocks, case.differs, case.sizes[-1] ** -0.5, out)
+
+    got = run()
+    assert judged(got, case)
+    assert torch.equal(got, run())
+    graph = capture(run)
+    assert isinstance(graph.outputs, Tensor)
+    graph.outputs.fill_(float("nan"))
+    graph.replay()
+    assert torch.equal(graph.outputs, got)
+
+
+def test_a_mask_changes_between_replays() -> None:
+    case = CASES["holes"]
+    query, key, value = case.operands("cuda")
+    mask = case.read[0].cuda()
+    out = torch.empty_like(query)
+    graph = capture(lambda: attention(query, key, value, case.mask, [mask], None, (2, 1), 32**-0.5, out))
+    other = replace(case, read=(~case.read[0],))
+    mask.copy_(other.read[0])
+    out.fill_(float("nan"))
+    graph.replay()
+    assert judged(out, other)
+
+
+@pytest.mark.parametrize("forced", [True, False])
+@pytest.mark.parametrize("kind", ["block mask", "boolean"])
+def test_in_a_compiled_graph(kind: str, forced: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """BigBird's blocks: what the graph as a whole is timed with, and, unless ours is taken untimed, without."""
+    at = torch.arange(16)
+    kept = ((at[:, None] - at).abs() <= 1) | (at == 0) | (at == 0)[:, None]
+    case = Case(BIGBIRD, (2, 6, 6, 1024, 1024, 64), (kept,))
+    placed, before, blocks, mask = [], masked_attention.place, kept.cuda(), case.kept()[0, 0].cuda()
+    monkeypatch.setattr(masked_attention, "place", lambda site: placed.append(site) or before(site))
+    if forced:
+        monkeypatch.setattr(Whole, "choose", lambda _, streamed, __, compiled, *rest: compiled(streamed))
+    listed = create_block_mask(lambda b, h, q, k: blocks[q // 64, k // 64], None, None, 1024, 1024)
+    runs = {
+        "boolean": lambda q, k, v: F.scaled_dot_product_attention(q, k, v, attn_mask=mask),
+        "block mask": lambda q, k, v: flex_attention(q, k, v, block_mask=listed),
+    }
+    torch._dynamo.reset()
+    with torch.no_grad():
+        got = torch.compile(runs[kind], backend=tilestream, options={"cache": False})(*case.operands("cuda"))
+    assert placed and judged(got, case)
