@@ -305,8 +305,8 @@ def bytes_of(t: torch.Tensor) -> bytes:
 # -- the compiler
 
 
-def compile_for_host(source: Source, options: HostRun, params: str = "ts::Params") -> Path:
-    """An executable for one launch, whose argument is a ``params``, from the cache folder if it is there.
+def compile_for_host(source: Source, options: HostRun) -> Path:
+    """An executable for one launch, from the cache folder if it is there.
 
     Raises:
         CompileError: g++ is missing or refuses the source.
@@ -318,7 +318,7 @@ def compile_for_host(source: Source, options: HostRun, params: str = "ts::Params
         if f.name.endswith((".h", ".cuh", ".cpp"))
     }
     texts = {k: v for k, v in headers().items() if k not in own} | own
-    texts["kernel"] = source.text + f'\n#include "run.cuh"\nTS_MAIN({source.name}, {params})\n'
+    texts["kernel"] = source.text + f'\n#include "run.cuh"\nTS_MAIN({source.name})\n'
     mutate(texts, options.mutations)
     folder = options.folder or default_folder()
     # The machine is not instrumented: it says itself what ThreadSanitizer is to see (clock.h).

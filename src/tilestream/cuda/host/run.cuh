@@ -1,4 +1,4 @@
-// The host program around one generated kernel. build.py appends TS_MAIN(name, type) to the kernel's text.
+// The host program around one generated kernel. build.py appends TS_MAIN(name) to the kernel's text.
 //
 // Its file starts with the kernel's argument, byte for byte as the device gets it. Addresses in it that have 1 in their top
 // byte are offsets into the file.
