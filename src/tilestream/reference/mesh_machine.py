@@ -37,7 +37,7 @@ from tilestream.ir.taps import pictures
 from tilestream.reference.einsum import COMBINE, Weighed, evaluate, softmax, together
 from tilestream.reference.ops import Arithmetic
 from tilestream.reference.ring import Ring, Wait, take_turns
-from tilestream.reference.segments import Positions, Segments, check_orders, none_at_all, pieces, segments_of
+from tilestream.reference.segments import Positions, Segments, check_indices, check_orders, none_at_all, pieces, segments_of
 from tilestream.reference.workers import Coordinates, Steps, Workers, coordinate, read
 
 
@@ -97,6 +97,7 @@ class _Machine:
         self.p, self.arithmetic, self.moved = p, arithmetic, moved
         self.size, self.segments = sizes_given(p, tensors)
         check_orders(p, tensors)
+        check_indices(p, tensors)
         self.memory = {n: arithmetic.widen(x) if x.is_floating_point() else x for n, x in tensors.items()}
         added = {op.params[-1] for s in p.stages for op in s.ops if op.kind == "store_add"}
         for t in p.by_role(Role.OUTPUT):

@@ -20,7 +20,7 @@ from tilestream.graph.capture import Kind
 from tilestream.graph.modules import copied
 from tilestream.graph.nodes import takes_tf32
 from tilestream.graph.region import Region
-from tilestream.graph.rewrites.operators import SEGMENTS
+from tilestream.graph.rewrites.operators import SEGMENT_REDUCE, SEGMENTS
 from tilestream.graph.selection import Cut, Partition
 from tilestream.graph.tails import Tail
 from tilestream.options import Options
@@ -136,7 +136,9 @@ class Compilation:
                 raise
             announce_failure("the graph goes to Inductor", failure)
             return False
-        self.rewritten = self.rewritten or bool(graph.graph.find_nodes(op="call_function", target=SEGMENTS))
+        self.rewritten = self.rewritten or any(
+            graph.graph.find_nodes(op="call_function", target=target) for target in (SEGMENTS, SEGMENT_REDUCE)
+        )
         return bool(self.plans or self.interactions or self.rewritten)
 
     def stream_joint(self, graph: fx.GraphModule) -> None:

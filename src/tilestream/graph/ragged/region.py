@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import fx
 
-from tilestream.graph.nodes import Unsupported, aten
+from tilestream.graph.nodes import Unsupported, aten, packet
 from tilestream.graph.ragged.growth import Grown, grow
 from tilestream.graph.ragged.lists import Edges, Gather
 from tilestream.graph.ragged.lowering import Ragged, Shapes
@@ -86,11 +86,17 @@ def _lowered(owner: fx.GraphModule, grown: Grown, lists: _Lists, title: str) -> 
 
 def _arguments(region: Region, grown: Grown, e: Ragged) -> EdgeArguments:
     at = {name: index for index, name in enumerate(region.arguments)}
-    order, starts, busy = (at[n.name] for n in (grown.edges.order, grown.edges.starts, grown.edges.busy))
+    lists = (grown.edges.order, grown.edges.starts, grown.edges.busy)
+    order, starts, busy = (-1 if n is None else at[n.name] for n in lists)
     receivers = -1 if grown.edges.index is None else at.get(grown.edges.index.name, -1)
+    gathers = filter(None, map(grown.gather, grown.members))
+    tables = {rows.index: hint(rows.table.meta["val"].shape[0]) for rows in gathers}
     made = (b.node for b in e.inputs if b.node.target is SORTED_INDEX)
-    sources = tuple((at[_name(n.args[0])], at[n.name], hint(_count(n.args[2]))) for n in made)
-    return EdgeArguments(order, starts, busy, receivers, sources)
+    sources = [(at[_name(n.args[0])], at[n.name], hint(_count(n.args[2]))) for n in made]
+    for b in e.inputs:
+        if grown.edges.order is None and b.node in tables:
+            sources.append((at[b.node.name], at[b.node.name], tables[b.node]))
+    return EdgeArguments(order, starts, busy, receivers, tuple(sources))
 
 
 def _name(x: object) -> str:
@@ -109,17 +115,22 @@ class _Lists:
 
     def __init__(self, graph: fx.Graph) -> None:
         self._graph = graph
-        self._made: dict[tuple[fx.Node, fx.Node, object], fx.Node] = {}
+        self._made: dict[tuple[fx.Node, fx.Node | None, object], fx.Node] = {}
 
     def sorted(self, rows: Gather, edges: Edges) -> fx.Node:
-        """``rows.index`` in the order of ``edges``, of which none is below zero."""
+        """``rows.index`` in the order of ``edges``, of which none is below zero.
+
+        Where edges lie side by side, and none of who reads it counts rows from the last one, it is the index itself.
+        """
+        if edges.order is None and not any(packet(user) is aten.index for user in rows.index.users):
+            return rows.index
         count = rows.table.meta["val"].shape[0]
         key = (rows.index, edges.order, expression(count))
         if key not in self._made:
             place = {node: n for n, node in enumerate(self._graph.nodes)}
-            needed = [rows.index, edges.order, *([] if isinstance(count, int) else [rows.table])]
+            needed = [rows.index, *filter(None, [edges.order]), *([] if isinstance(count, int) else [rows.table])]
             last = max(needed, key=place.__getitem__)
             with self._graph.inserting_before(last.next):
-                size = count if isinstance(count, int) else call(edges.order, aten.sym_size.int, rows.table, 0)
-                self._made[key] = call(edges.order, SORTED_INDEX, rows.index, edges.order, size)
+                size = count if isinstance(count, int) else call(last, aten.sym_size.int, rows.table, 0)
+                self._made[key] = call(last, SORTED_INDEX, rows.index, edges.order, size)
         return self._made[key]

@@ -11,8 +11,9 @@ from torch import fx
 
 from tilestream.graph.nodes import aten
 from tilestream.graph.rewrites.insert import call
-from tilestream.graph.rewrites.operators import INDEX, SEGMENT_REDUCE, SEGMENTS
+from tilestream.graph.rewrites.operators import INDEX, LONG, SEGMENT_REDUCE, SEGMENTS
 from tilestream.graph.rewrites.settings import Settings
+from tilestream.graph.rewrites.unsorted import bounds, inverse, shared_order
 from tilestream.graph.sizes import same_sizes
 from tilestream.graph.sums import Part, Sum
 
@@ -71,14 +72,14 @@ class Sorted:
         made.meta = dict(node.meta)
         self._replaced[node] = made
 
-    def _sort(self) -> tuple[dict[Layout, fx.Node], fx.Node, fx.Node]:
-        """For each layout the rows of its matrices in sorted order; where those of each node start; and busy nodes."""
+    def _sort(self) -> tuple[dict[Layout, fx.Node], fx.Node, fx.Node | None]:
+        """For each layout the rows of its matrices in sorted order; where those of each node start; and busy nodes, if
+        that is not known to be none."""
         before = self._like.prev
         with self._graph.inserting_before(self._like):
             indices = self._indices()
             index = self._joined(indices)
-            made = self._call(SEGMENTS, index, self._nodes())
-            order, starts, busy = (self._call(getitem, made, k) for k in range(3))
+            order, starts, busy = self._segments(index)
             if len(indices) == 1 and indices[0] is self._sums[0].parts[0].index:
                 order.meta[INDEX] = indices[0].name
             layouts = [_layout(s.parts) for s in self._sums]
@@ -87,6 +88,14 @@ class Sorted:
             for tag in RECOMPUTED:  # a checkpoint around one sum says nothing of a sort that others use
                 before.meta.pop(tag, None)
         return orders, starts, busy
+
+    def _segments(self, index: fx.Node) -> tuple[fx.Node, fx.Node, fx.Node | None]:
+        nodes = self._nodes()
+        if (known := shared_order(index, nodes)) is not None and known[1] <= LONG:
+            return inverse(self._like, known[0]), bounds(self._like, known[0], nodes, known[1]), None
+        made = self._call(SEGMENTS, index, nodes)
+        order, starts, busy = (self._call(getitem, made, k) for k in range(3))
+        return order, starts, busy
 
     def _joined(self, indices: Sequence[fx.Node]) -> fx.Node:
         """As one, a few at a time."""
@@ -123,7 +132,7 @@ class Sorted:
         scaled = numbers if every == 1 else self._call(aten.mul.Tensor, numbers, every)
         return scaled if first == 0 else self._call(aten.add.Tensor, scaled, first)
 
-    def _sum(self, s: Sum, order: fx.Node, starts: fx.Node, busy: fx.Node) -> fx.Node:
+    def _sum(self, s: Sum, order: fx.Node, starts: fx.Node, busy: fx.Node | None) -> fx.Node:
         """[nodes, *] where its rows are the matrix, else [nodes, features]."""
         (part, *others) = s.parts
         base, rows = (None if x is None else self._replaced.get(x, x) for x in (s.base, part.matrix))

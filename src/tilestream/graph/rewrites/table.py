@@ -11,6 +11,7 @@ from enum import Enum
 
 from torch import fx
 
+from tilestream.graph.rewrites.bags import open_bags
 from tilestream.graph.rewrites.broadcasts import put_off_expands
 from tilestream.graph.rewrites.complex_products import multiply_reals
 from tilestream.graph.rewrites.epilogues import fuse_relus
@@ -28,7 +29,9 @@ from tilestream.graph.rewrites.normal_form import (
 from tilestream.graph.rewrites.norms import open_norms
 from tilestream.graph.rewrites.pixels import from_pixels, to_pixels
 from tilestream.graph.rewrites.row_gathers import take_rows
+from tilestream.graph.rewrites.routing import count_small_keys
 from tilestream.graph.rewrites.row_sums import copy_sums_operands
+from tilestream.graph.rewrites.segment_reductions import open_segments
 from tilestream.graph.rewrites.settings import DEFAULT, Settings
 from tilestream.graph.rewrites.shared_keys import share_keys
 from tilestream.graph.rewrites.sorted_sums import sort_sums
@@ -75,6 +78,9 @@ REWRITES = (
         multiply_late, (When.JOINT,), "gradients of gathered rows are multiplied at nodes, of which there are fewer"
     ),
     Rewrite(fuse_relus, (When.AROUND,), "ReLU costs nothing as the epilogue of a library's product"),
+    Rewrite(open_bags, (When.JOINT, When.SUMS), "rows of a bag are added up where they are read, and never written"),
+    Rewrite(open_segments, (When.JOINT, When.SUMS), "rows are made where they are reduced, and never written"),
+    Rewrite(count_small_keys, (When.JOINT, When.SUMS), "a router's choice of experts is sorted by its few bits"),
     Rewrite(sort_sums, (When.JOINT, When.SUMS), "messages are summed in sorted order, without atomics"),
     Rewrite(open_norms, (When.JOINT,), "the derivative of a norm is part of the chain of rows around it"),
     Rewrite(put_off_expands, (When.JOINT,), "a column is not held as rows that repeat it"),

@@ -1,0 +1,243 @@
+"""Bags and segments whose bounds are given: what becomes one kernel, values and gradients as eager's, bad input."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from test_messages_training import Step
+from test_ragged_regions import H200, OPTIONS, Placed, found, ragged
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tilestream.errors import InputError
+from tilestream.graph.rewrites.operators import SEGMENT_REDUCE, SEGMENTS
+from tilestream.kernels.families import why_no_kernel
+from tilestream.plan import scatter_cost
+from tilestream.plan.ragged import plan
+from tilestream.run import oracle
+from tilestream.run.backend import tilestream
+from tilestream.run.made_up import random_arguments
+
+aten = torch.ops.aten
+ROWS, FEATURES = 30, 8
+
+
+@pytest.fixture(autouse=True)
+def _cheap(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small sums pay, too."""
+    monkeypatch.setattr(scatter_cost, "atomics_us", lambda _: 1e9)
+
+
+class Bag(nn.Module):
+    def __init__(self, mode: str = "sum", **how: Any) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = nn.EmbeddingBag(ROWS, FEATURES, mode=mode, **how)
+
+    def forward(self, indices: Tensor, offsets: Tensor, shares: Tensor | None = None) -> Tensor:
+        return self.net(indices, offsets, shares)
+
+
+def bags(dtype: torch.dtype = torch.int64, closed: bool = False) -> tuple[Tensor, Tensor]:
+    """Indices, and where bags begin: some are empty, also the last; one has more than 64 rows."""
+    torch.manual_seed(1)
+    starts = [0, 3, 3, 10, 90, 100]
+    return torch.randint(ROWS, (100,)).to(dtype), torch.tensor(starts if closed else starts[:-1] + [100]).to(dtype)
+
+
+def run(call: Any, module: nn.Module, inputs: tuple[Tensor, ...], training: bool) -> Tensor:
+    """Results; in training all gradients behind them."""
+    if not training:
+        with torch.no_grad():
+            return call(*inputs)
+    module.zero_grad(set_to_none=True)
+    leaves = [x.detach().requires_grad_() if x.is_floating_point() else x for x in inputs]
+    out = call(*leaves)
+    weights = torch.linspace(1, 2, out.numel(), dtype=torch.float64).view_as(out)
+    (out.double() * weights).sum().backward()
+    grads = [x.grad for x in (*leaves, *module.parameters()) if x.grad is not None]
+    return torch.cat([x.detach().double().flatten() for x in (out, *grads)])
+
+
+def check(module: nn.Module, inputs: tuple[Tensor, ...], training: bool, fast: Any = None) -> Any:
+    """As near to float64 as twice what eager is."""
+    fast = Placed(module, training) if fast is None else fast
+    wide = copy.deepcopy(module).double()
+    doubles = tuple(x.double() if x.is_floating_point() else x for x in inputs)
+    ours, own = run(fast, module, inputs, training), run(module, module, inputs, training)
+    exact = run(wide, wide, doubles, training)
+    assert torch.equal(ours.isnan(), exact.isnan()) and torch.equal(ours.isinf(), exact.isinf())
+    errors = [oracle.error(x.nan_to_num(0, 0, 0), exact.nan_to_num(0, 0, 0)) for x in (ours, own)]
+    assert errors[0] <= max(2 * errors[1], 3e-7), f"error {errors[0]:.2e}, eager's {errors[1]:.2e}"
+    return fast
+
+
+def test_a_bag_is_one_region_without_a_sort() -> None:
+    f = found(Bag(), *bags())
+    (cut,) = ragged(f)
+    assert not f.graph.graph.find_nodes(op="call_function", target=SEGMENTS)
+    assert {t.name: t.dtype for t in cut.region.program.tensors}["src"] == "i64"
+    assert not why_no_kernel(plan(cut.region, H200, OPTIONS).chosen.pipeline)
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+@pytest.mark.parametrize("how", [{}, {"include_last_offset": True}, {"padding_idx": 3}], ids=str)
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
+def test_bags(mode: str, how: dict[str, Any], dtype: torch.dtype) -> None:
+    module = Bag(mode, **how)
+    inputs = bags(dtype, closed="include_last_offset" in how)
+    if "padding_idx" in how:
+        inputs[0][:3] = 3  # a bag of padding alone
+    assert "segments" in check(module, inputs, False).runners
+    check(module.bfloat16(), inputs, False)
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean"])
+@pytest.mark.parametrize("how", [{}, {"padding_idx": 3}], ids=str)
+def test_gradients_of_bags(mode: str, how: dict[str, Any]) -> None:
+    """The table's gradient is a sum by index, which is sorted."""
+    fast = check(Bag(mode, **how), bags(), True)
+    assert fast.runners.count("segments") == 2
+    assert not any(n.target is aten._embedding_bag_backward.default for g in fast.graphs for n in g.graph.nodes)
+    check(Bag(mode, **how).bfloat16(), bags(), True)
+
+
+@pytest.mark.parametrize("how", [{}, {"padding_idx": 3}], ids=str)
+@pytest.mark.parametrize("training", [False, True])
+def test_weighted_bags(how: dict[str, Any], training: bool) -> None:
+    inputs = (*bags(), torch.randn(100))
+    check(Bag(**how), inputs, training)
+    check(Bag(**how).bfloat16(), (*inputs[:2], inputs[2].bfloat16()), training)
+
+
+def test_matrices_of_indices_and_empty_bags_alone() -> None:
+    class Matrix(Bag):
+        def forward(self, indices: Tensor) -> Tensor:
+            return self.net(indices)
+
+    check(Matrix("mean"), (torch.randint(ROWS, (7, 5)),), False)
+    check(Matrix("mean"), (torch.randint(ROWS, (7, 5)),), True)
+    nothing = torch.zeros(0, dtype=torch.int64)
+    for training in (False, True):
+        check(Bag(), (nothing, torch.zeros(4, dtype=torch.int64)), training)
+
+
+def test_dynamic_bags() -> None:
+    module = Bag("mean")
+    fast = Placed(module, False, dynamic=True)
+    for count in (40, 57, 80):
+        inputs = torch.randint(ROWS, (count,)), torch.arange(0, count, 5)
+        check(module, inputs, False, fast)
+    assert fast.runners == ["segments"]
+
+
+KEPT = {
+    "float32": (Bag("max"), True),
+    "dtype": (Bag().double(), False),
+    "sparse": (Bag(sparse=True), True),
+    "often": (Bag(scale_grad_by_freq=True), True),
+}
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_what_stays_says_why(name: str) -> None:
+    module, training = KEPT[name]
+    fast = Step(module) if training else None
+    if fast is not None:
+        run(fast, module, bags(), False)
+    reasons = {"float32": "of maxima in training", "dtype": "of another dtype", "sparse": "is sparse", "often": "scaled by"}
+    if not training:
+        f = found(module, *bags())
+        assert any(reasons[name] in e.reason for e in f.exclusions)
+
+
+def test_bags_and_a_layer_compiled() -> None:
+    """Beside Inductor's kernels; the gather between them is in the kernel."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bag, self.net = Bag("mean"), nn.Linear(FEATURES, 4)
+
+        def forward(self, indices: Tensor, offsets: Tensor) -> Tensor:
+            return self.net(self.bag(indices, offsets))
+
+    module = Model()
+    torch._dynamo.reset()
+    fast = torch.compile(module, backend=tilestream, options={"target": "reference"})
+    check(module, bags(), False, fast)
+    torch._dynamo.reset()
+    check(module, bags(), True, torch.compile(module, backend=tilestream, options={"target": "reference"}))
+
+
+@pytest.mark.parametrize("offsets", [[0, 40, 20], [0, 40, 101]])
+def test_bad_offsets(offsets: list[int]) -> None:
+    fast = Placed(Bag(), False)
+    with torch.no_grad(), pytest.raises(InputError, match="position 1|to 101|fall"):
+        fast(bags()[0], torch.tensor(offsets))
+
+
+@pytest.mark.parametrize("index", [-1, ROWS, 2**32])
+def test_bad_indices(index: int) -> None:
+    fast, (indices, offsets) = Placed(Bag(), False), bags()
+    indices[7] = index
+    with torch.no_grad(), pytest.raises((InputError, IndexError)):
+        fast(indices, offsets)
+
+
+class Reduced(nn.Module):
+    def __init__(self, how: str, by: str, **more: Any) -> None:
+        super().__init__()
+        self.how, self.by, self.more = how, by, more
+
+    def forward(self, rows: Tensor, bounds: Tensor) -> Tensor:
+        return torch.segment_reduce(torch.sin(rows), self.how, **{self.by: bounds}, **self.more)
+
+
+@pytest.mark.parametrize("how", ["sum", "mean", "max", "min", "prod"])
+@pytest.mark.parametrize("by", ["lengths", "offsets"])
+@pytest.mark.parametrize("initial", [None, 0.25])
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
+def test_segment_reduce(how: str, by: str, initial: float | None, dtype: torch.dtype) -> None:
+    lengths = torch.tensor([3, 0, 70, 7, 0]).to(dtype)
+    bounds = lengths if by == "lengths" else F.pad(lengths.cumsum(0, dtype=dtype), (1, 0))
+    rows = torch.randn(80, 6)
+    module = Reduced(how, by, **({} if initial is None else {"initial": initial}))
+    fast = check(module, (rows, bounds), False)
+    assert any(n.target is SEGMENT_REDUCE for n in fast.graphs[0].graph.nodes) or fast.runners
+    check(module, (rows[:, 0], bounds), False)
+
+
+@pytest.mark.parametrize("how", ["sum", "mean", "max", "min", "prod"])
+def test_gradients_of_segment_reduce(how: str) -> None:
+    torch.manual_seed(0)
+    rows = torch.randn(80, 6)
+    rows[4] = rows[5]  # a tie is shared
+    check(Reduced(how, "lengths"), (rows, torch.tensor([3, 10, 60, 7])), True)
+
+
+def test_gathered_segments_count_from_the_end() -> None:
+    class Gathered(nn.Module):
+        def forward(self, x: Tensor, index: Tensor, lengths: Tensor) -> Tensor:
+            return torch.segment_reduce(x[index] * 2, "max", lengths=lengths)
+
+    inputs = torch.randn(9, 4), torch.tensor([0, -1, -9, 8, 3]), torch.tensor([2, 3])
+    assert check(Gathered(), inputs, False).runners == ["segments"]
+
+
+@pytest.mark.parametrize("lengths", [[3, -1, 78], [3, 0, 70], [3, 0, 90]])
+def test_bad_lengths(lengths: list[int]) -> None:
+    module = Reduced("sum", "lengths")
+    fast = Placed(module, False)
+    with torch.no_grad(), pytest.raises((InputError, RuntimeError)):
+        fast(torch.randn(80, 6), torch.tensor(lengths))
+
+
+def test_values_that_are_made_up_are_bags() -> None:
+    (cut,) = ragged(found(Bag("mean"), *bags()))
+    values = random_arguments(cut.region)
+    (made,) = cut.region.graph(*values)
+    assert made.isfinite().all() and made.abs().sum() > 0
