@@ -148,7 +148,12 @@ def test_what_stays_says_why(name: str) -> None:
     fast = Step(module) if training else None
     if fast is not None:
         run(fast, module, bags(), False)
-    reasons = {"float32": "of maxima in training", "dtype": "of another dtype", "sparse": "is sparse", "often": "scaled by"}
+    reasons = {
+        "float32": "of maxima in training",
+        "dtype": "of another dtype",
+        "sparse": "is sparse",
+        "often": "scaled by",
+    }
     if not training:
         f = found(module, *bags())
         assert any(reasons[name] in e.reason for e in f.exclusions)

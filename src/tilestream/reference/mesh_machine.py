@@ -37,7 +37,15 @@ from tilestream.ir.taps import pictures
 from tilestream.reference.einsum import COMBINE, Weighed, evaluate, softmax, together
 from tilestream.reference.ops import Arithmetic
 from tilestream.reference.ring import Ring, Wait, take_turns
-from tilestream.reference.segments import Positions, Segments, check_indices, check_orders, none_at_all, pieces, segments_of
+from tilestream.reference.segments import (
+    Positions,
+    Segments,
+    check_indices,
+    check_orders,
+    none_at_all,
+    pieces,
+    segments_of,
+)
 from tilestream.reference.workers import Coordinates, Steps, Workers, coordinate, read
 
 

@@ -130,7 +130,9 @@ def check_indices(p: Pipeline, tensors: Mapping[str, Array]) -> None:
             bad = ((tensors[at.index] < 0) | (tensors[at.index] >= size)).nonzero()
             if len(bad):
                 found = f"{int(tensors[at.index][int(bad[0])])} at {int(bad[0])}"
-                raise InputError(f"index {at.index!r} of {view.of!r} is {found}, of {size} rows", "give rows that exist")
+                raise InputError(
+                    f"index {at.index!r} of {view.of!r} is {found}, of {size} rows", "give rows that exist"
+                )
 
 
 def pieces(op: TileOp, at: Positions, segments: Mapping[str, Segments]) -> Iterator[Positions]:

@@ -65,7 +65,9 @@ def why_not(node: fx.Node) -> str | None:
 def _gradients(node: fx.Node) -> list[fx.Node | None]:
     """The gradients' operators; None where something else reads more of a bag than its result."""
     more = [n for n in node.users if n.target is not getitem or n.args[1] != 0]
-    readers = dict.fromkeys(u if n.target is getitem else n for n in more for u in (n.users if n.target is getitem else (n,)))
+    readers = dict.fromkeys(
+        u if n.target is getitem else n for n in more for u in (n.users if n.target is getitem else (n,))
+    )
     return [u if packet(u) in GRADIENTS else None for u in readers]
 
 
