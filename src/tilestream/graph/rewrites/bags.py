@@ -13,8 +13,8 @@ import torch
 from torch import fx
 
 from tilestream.graph.nodes import argument, aten, packet, value
-from tilestream.graph.rewrites.insert import call
 from tilestream.graph.rewrites.given_bounds import MOST_FEATURES, MOST_ROWS, Bounds, size
+from tilestream.graph.rewrites.insert import call
 from tilestream.graph.rewrites.settings import APART, Settings
 from tilestream.graph.sizes import hint, settled
 from tilestream.graph.sums import DTYPES
@@ -65,9 +65,7 @@ def why_not(node: fx.Node) -> str | None:
 def _gradients(node: fx.Node) -> list[fx.Node | None]:
     """The gradients' operators; None where something else reads more of a bag than its result."""
     more = [n for n in node.users if n.target is not getitem or n.args[1] != 0]
-    readers = dict.fromkeys(
-        u if n.target is getitem else n for n in more for u in (n.users if n.target is getitem else (n,))
-    )
+    readers = dict.fromkeys(u for n in more for u in (n.users if n.target is getitem else [n]))
     return [u if packet(u) in GRADIENTS else None for u in readers]
 
 

@@ -43,7 +43,7 @@ def open_segments(graph: fx.Graph, settings: Settings) -> int:
 
 def why_not(node: fx.Node) -> str | None:
     """Why an operator stays as it is; None where it need not."""
-    data, (given, _), fake = _data(node), _bounds_given(node), value(_data(node))
+    (given, _), fake = _bounds_given(node), value(_data(node))
     if fake is None or fake.dtype not in DTYPES:
         return "of another dtype than float32, bfloat16 or float16"
     lengths = value(given)

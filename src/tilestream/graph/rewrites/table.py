@@ -28,8 +28,8 @@ from tilestream.graph.rewrites.normal_form import (
 )
 from tilestream.graph.rewrites.norms import open_norms
 from tilestream.graph.rewrites.pixels import from_pixels, to_pixels
-from tilestream.graph.rewrites.row_gathers import take_rows
 from tilestream.graph.rewrites.routing import count_small_keys
+from tilestream.graph.rewrites.row_gathers import take_rows
 from tilestream.graph.rewrites.row_sums import copy_sums_operands
 from tilestream.graph.rewrites.segment_reductions import open_segments
 from tilestream.graph.rewrites.settings import DEFAULT, Settings
