@@ -234,6 +234,56 @@ def test_bad_lengths(lengths: list[int]) -> None:
         fast(torch.randn(80, 6), torch.tensor(lengths))
 
 
+class Csr(nn.Module):
+    """A sparse matrix times a dense one, by the matrix's own tensors."""
+
+    def __init__(self, matrix: Tensor, select: bool) -> None:
+        super().__init__()
+        self.select, self.values = select, nn.Parameter(matrix.values())
+        self.register_buffer("rows", matrix.crow_indices())
+        self.register_buffer("columns", matrix.col_indices())
+
+    def forward(self, x: Tensor) -> Tensor:
+        picked = x.index_select(0, self.columns) if self.select else x[self.columns]
+        return torch.segment_reduce(self.values[:, None] * picked, "sum", offsets=self.rows)
+
+
+def sparse(rows: int = 12, columns: int = 9) -> Tensor:
+    torch.manual_seed(0)
+    dense = torch.randn(rows, columns) * (torch.rand(rows, columns) < 0.3)
+    dense[4] = 0
+    return dense.to_sparse_csr()
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR")
+@pytest.mark.parametrize("select", [False, True])
+@pytest.mark.parametrize("training", [False, True])
+def test_a_csr_product_by_its_own_tensors(select: bool, training: bool) -> None:
+    """As ``A @ x``, which Dynamo does not capture; one region without a sort, and a sum by column for its gradient."""
+    matrix, x = sparse(), torch.randn(9, 6)
+    fast = check(Csr(matrix, select), (x,), training)
+    assert fast.runners.count("segments") == 1 + training
+    if not training:
+        torch.testing.assert_close(run(fast, Csr(matrix, select), (x,), False), matrix @ x)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR")
+@pytest.mark.parametrize("coo", [False, True])
+def test_dynamo_captures_no_sparse_tensor(coo: bool) -> None:
+    """What docs/gnn.md says: PyTorch runs such a function as it is, and no graph of it comes to a backend."""
+    graphs: list[Any] = []
+
+    def product(a: Tensor, x: Tensor) -> Tensor:
+        return torch.relu(a @ torch.sin(x))
+
+    matrix, x = sparse(), torch.randn(9, 6)
+    given = matrix.to_sparse_coo().coalesce() if coo else matrix
+    torch._dynamo.reset()
+    made = torch.compile(product, backend=lambda graph, _: graphs.append(graph) or graph.forward)(given, x)
+    torch.testing.assert_close(made, product(given, x))
+    assert not graphs
+
+
 def test_values_that_are_made_up_are_bags() -> None:
     (cut,) = ragged(found(Bag("mean"), *bags()))
     values = random_arguments(cut.region)

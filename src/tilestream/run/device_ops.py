@@ -44,14 +44,12 @@ def _sorted(index: Tensor, nodes: int) -> tuple[Tensor, ...]:
         return *sorted_keys.segments(index, nodes, busy), busy
 
 
-def sorted_index(index: Tensor, order: Tensor | None, rows: int) -> Tensor:
+def sorted_index(index: Tensor, order: Tensor, rows: int) -> Tensor:
     """An index of rows in sorted order.
 
     Raises:
-        InputError: an index is no row, as in ``segments``; without ``order`` whoever reads rows by it finds that.
+        InputError: an index is no row, as in ``segments``.
     """
-    if order is None:
-        return operators.sorted_index(index, order, rows)
     from tilestream.cuda import sorted_keys
 
     with sorted_keys.explained(index.device):

@@ -99,7 +99,7 @@ def _make_bounds(given: EdgeArguments, edges: int, values: list[Any], generator:
     for raw, ordered, rows in given.sources:
         values[raw].random_(0, max(1, rows), generator=generator)
         if ordered != raw:
-            values[ordered] = torch.ops.tilestream.sorted_index(values[raw], None, rows)
+            values[ordered] = values[raw].to(values[ordered].dtype)
 
 
 def random_tensor(fake: torch.Tensor, generator: torch.Generator | None = None, scale: float = 1.0) -> torch.Tensor:

@@ -13,6 +13,7 @@ from tilestream.graph.ragged.growth import Grown, grow
 from tilestream.graph.ragged.lists import Edges, Gather
 from tilestream.graph.ragged.lowering import Ragged, Shapes
 from tilestream.graph.region import EdgeArguments, Region, region_of, result_of
+from tilestream.graph.rewrites.given_bounds import MOST_ROWS
 from tilestream.graph.rewrites.insert import call
 from tilestream.graph.rewrites.operators import SORTED_INDEX
 from tilestream.graph.selection import Cut
@@ -77,60 +78,58 @@ def _lowered(owner: fx.GraphModule, grown: Grown, lists: _Lists, title: str) -> 
     mesh = (Spread(Level.GRID, CTAS, ("nodes",)),)
     stage = Stage("all", tuple(e.ops), (Loop("nodes", STEP), Loop("edges", STEP)), mesh)
     program = Pipeline("ragged", tuple(e.tensors.values()), (stage,), (), strategy="segments")
-    indices = [b.node.args[0] for b in e.inputs if b.node.target is SORTED_INDEX]
-    beside = [n for n in (grown.edges.order, grown.edges.index, *indices) if isinstance(n, fx.Node)]
+    indices = [lists.raw[b.node][0] for b in e.inputs if b.node in lists.raw]
+    beside = [n for n in (grown.edges.order, grown.edges.index, *indices) if n is not None]
     rows = hint(grown.edges.starts.meta["val"].shape[0]) - 1
     region = region_of(owner, title, grown.members, results, program, e, rows, beside)
-    return Cut(replace(region, edges=_arguments(region, grown, e)), grown.members, tuple(outputs))
+    return Cut(replace(region, edges=_arguments(region, grown, e, lists)), grown.members, tuple(outputs))
 
 
-def _arguments(region: Region, grown: Grown, e: Ragged) -> EdgeArguments:
+def _arguments(region: Region, grown: Grown, e: Ragged, lists: _Lists) -> EdgeArguments:
     at = {name: index for index, name in enumerate(region.arguments)}
-    lists = (grown.edges.order, grown.edges.starts, grown.edges.busy)
-    order, starts, busy = (-1 if n is None else at[n.name] for n in lists)
+    own = (grown.edges.order, grown.edges.starts, grown.edges.busy)
+    order, starts, busy = (-1 if n is None else at[n.name] for n in own)
     receivers = -1 if grown.edges.index is None else at.get(grown.edges.index.name, -1)
-    gathers = filter(None, map(grown.gather, grown.members))
-    tables = {rows.index: hint(rows.table.meta["val"].shape[0]) for rows in gathers}
-    made = (b.node for b in e.inputs if b.node.target is SORTED_INDEX)
-    sources = [(at[_name(n.args[0])], at[n.name], hint(_count(n.args[2]))) for n in made]
-    for b in e.inputs:
-        if grown.edges.order is None and b.node in tables:
-            sources.append((at[b.node.name], at[b.node.name], tables[b.node]))
-    return EdgeArguments(order, starts, busy, receivers, tuple(sources))
-
-
-def _name(x: object) -> str:
-    assert isinstance(x, fx.Node)
-    return x.name
-
-
-def _count(x: object) -> int | torch.SymInt:
-    found = x.meta["val"] if isinstance(x, fx.Node) else x
-    assert isinstance(found, int | torch.SymInt)
-    return found
+    made = {b.node: lists.raw[b.node] for b in e.inputs if b.node in lists.raw}
+    sources = tuple((at[raw.name], at[n.name], rows) for n, (raw, rows) in made.items())
+    return EdgeArguments(order, starts, busy, receivers, sources)
 
 
 class _Lists:
-    """Indices of a graph in sorted order, each made once, behind what it is made of."""
+    """Indices of a graph in the order of edges, each made once, behind what it is made of.
+
+    Attributes:
+        raw: of each what it was made of, and how many rows it names.
+    """
 
     def __init__(self, graph: fx.Graph) -> None:
         self._graph = graph
         self._made: dict[tuple[fx.Node, fx.Node | None, object], fx.Node] = {}
+        self.raw: dict[fx.Node, tuple[fx.Node, int]] = {}
 
     def sorted(self, rows: Gather, edges: Edges) -> fx.Node:
         """``rows.index`` in the order of ``edges``, of which none is below zero.
 
         Where edges lie side by side, and none of who reads it counts rows from the last one, it is the index itself.
         """
-        if edges.order is None and not any(packet(user) is aten.index for user in rows.index.users):
-            return rows.index
-        count = rows.table.meta["val"].shape[0]
-        key = (rows.index, edges.order, expression(count))
+        index, order, count = rows.index, edges.order, rows.table.meta["val"].shape[0]
+        key = (index, order, expression(count))
         if key not in self._made:
             place = {node: n for n, node in enumerate(self._graph.nodes)}
-            needed = [rows.index, *filter(None, [edges.order]), *([] if isinstance(count, int) else [rows.table])]
+            needed = [index, *filter(None, [order]), *([] if isinstance(count, int) else [rows.table])]
             last = max(needed, key=place.__getitem__)
             with self._graph.inserting_before(last.next):
-                size = count if isinstance(count, int) else call(last, aten.sym_size.int, rows.table, 0)
-                self._made[key] = call(last, SORTED_INDEX, rows.index, edges.order, size)
+                size = count if isinstance(count, int) else call(index, aten.sym_size.int, rows.table, 0)
+                made = _from_first(index, size) if order is None else call(order, SORTED_INDEX, index, order, size)
+            self._made[key] = made
+            self.raw[made] = (index, hint(count))
         return self._made[key]
+
+
+def _from_first(index: fx.Node, rows: object) -> fx.Node:
+    """An index whose readers may count rows from the last one, as int32, by operators that Inductor fuses."""
+    if not any(packet(user) is aten.index for user in index.users):
+        return index
+    below = call(index, aten.lt.Scalar, index, 0)
+    found = call(index, aten.where.self, below, call(index, aten.add.Tensor, index, rows), index)
+    return call(index, aten._to_copy.default, call(index, aten.clamp.default, found, -1, MOST_ROWS), dtype=torch.int32)

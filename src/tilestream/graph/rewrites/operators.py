@@ -50,13 +50,10 @@ def segments(index: Tensor, nodes: int, kept: bool = False) -> tuple[Tensor, Ten
     return order.int(), torch.searchsorted(ordered, torch.arange(nodes + 1), out_int32=True), busy
 
 
-def sorted_index(index: Tensor, order: Tensor | None, rows: int) -> Tensor:
-    """Which of a table's ``rows`` the edges name in the order of ``order``, int32 [edges]; no index is below zero.
-
-    Without ``order`` as they come.
-    """
-    found = index if order is None else index[order]
-    return torch.where(found < 0, found + rows, found).clamp(-1, 2**31 - 1).int()
+def sorted_index(index: Tensor, order: Tensor, rows: int) -> Tensor:
+    """Which of a table's ``rows`` the edges name in the order of ``order``, int32 [edges]; no index is below zero."""
+    found = index[order]
+    return torch.where(found < 0, found + rows, found).int()
 
 
 def check_bounds(starts: Tensor, edges: int) -> None:
@@ -118,8 +115,8 @@ def _segments_shapes(index: Tensor, nodes: Any, kept: bool = False) -> tuple[Ten
     return order, starts, busy
 
 
-def _sorted_shape(index: Tensor, order: Tensor | None, rows: Any) -> Tensor:
-    return index.new_empty((index if order is None else order).shape, dtype=torch.int32)
+def _sorted_shape(index: Tensor, order: Tensor, rows: Any) -> Tensor:
+    return order.new_empty(order.shape, dtype=torch.int32)
 
 
 def _reduced_shape(
@@ -132,7 +129,7 @@ PADDED = operator("padded(Tensor[] matrices, SymInt columns) -> Tensor[]", padde
 SEGMENTS = operator(
     "segments(Tensor index, SymInt nodes, bool kept=False) -> (Tensor, Tensor, Tensor)", segments, _segments_shapes
 )
-SORTED_INDEX = operator("sorted_index(Tensor index, Tensor? order, SymInt rows) -> Tensor", sorted_index, _sorted_shape)
+SORTED_INDEX = operator("sorted_index(Tensor index, Tensor order, SymInt rows) -> Tensor", sorted_index, _sorted_shape)
 SEGMENT_REDUCE = operator(
     'segment_reduce(Tensor? base, Tensor rows, Tensor? order, Tensor starts, Tensor? busy, str how="sum") -> Tensor',
     segment_reduce,
