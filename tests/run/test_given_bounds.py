@@ -234,6 +234,28 @@ def test_bad_lengths(lengths: list[int]) -> None:
         fast(torch.randn(80, 6), torch.tensor(lengths))
 
 
+class Jagged(nn.Module):
+    def __init__(self, how: str, keepdim: bool = False) -> None:
+        super().__init__()
+        self.how, self.keepdim = how, keepdim
+
+    def forward(self, rows: Tensor, offsets: Tensor) -> Tensor:
+        nested = torch.nested.nested_tensor_from_jagged(rows, offsets)
+        return getattr(F.silu(nested), self.how)(dim=1, keepdim=self.keepdim)
+
+
+@pytest.mark.parametrize("how", ["sum", "mean", "amax", "amin"])
+@pytest.mark.parametrize("keepdim", [False, True])
+def test_jagged_tensors_are_not_padded(how: str, keepdim: bool) -> None:
+    """PyTorch pads each segment to as many rows as there are in all."""
+    lengths = torch.tensor([3, 40, 7] if how == "mean" else [3, 0, 40, 7])
+    offsets = F.pad(lengths.cumsum(0), (1, 0))
+    module = Jagged(how, keepdim and how != "mean")
+    fast = check(module, (torch.randn(50, 6), offsets), False)
+    assert fast.runners == ["segments"]
+    assert not any("padded" in str(n.target) for g in fast.graphs for n in g.graph.nodes)
+
+
 class Csr(nn.Module):
     """A sparse matrix times a dense one, by the matrix's own tensors."""
 

@@ -15,6 +15,7 @@ from tilestream.graph.rewrites.bags import open_bags
 from tilestream.graph.rewrites.broadcasts import put_off_expands
 from tilestream.graph.rewrites.complex_products import multiply_reals
 from tilestream.graph.rewrites.epilogues import fuse_relus
+from tilestream.graph.rewrites.jagged import open_jagged
 from tilestream.graph.rewrites.joint import narrow_products, split_joined
 from tilestream.graph.rewrites.kept import keep_lists
 from tilestream.graph.rewrites.late_products import multiply_late
@@ -80,6 +81,7 @@ REWRITES = (
     Rewrite(fuse_relus, (When.AROUND,), "ReLU costs nothing as the epilogue of a library's product"),
     Rewrite(open_bags, (When.JOINT, When.SUMS), "rows of a bag are added up where they are read, and never written"),
     Rewrite(open_segments, (When.JOINT, When.SUMS), "rows are made where they are reduced, and never written"),
+    Rewrite(open_jagged, (When.SUMS,), "rows of jagged tensors are reduced as they lie, and not padded first"),
     Rewrite(count_small_keys, (When.JOINT, When.SUMS), "a router's choice of experts is sorted by its few bits"),
     Rewrite(sort_sums, (When.JOINT, When.SUMS), "messages are summed in sorted order, without atomics"),
     Rewrite(open_norms, (When.JOINT,), "the derivative of a norm is part of the chain of rows around it"),
