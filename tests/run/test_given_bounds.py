@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from given_bounds import FEATURES, ROWS, Bag, Csr, Jagged, Reduced, run
 from test_ragged_regions import H200, OPTIONS, Placed, found, ragged
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -23,7 +24,6 @@ from tilestream.run.backend import tilestream
 from tilestream.run.made_up import random_arguments
 
 aten = torch.ops.aten
-ROWS, FEATURES = 30, 8
 
 
 @pytest.fixture(autouse=True)
@@ -32,35 +32,11 @@ def _cheap(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scatter_cost, "atomics_us", lambda _: 1e9)
 
 
-class Bag(nn.Module):
-    def __init__(self, mode: str = "sum", **how: Any) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.net = nn.EmbeddingBag(ROWS, FEATURES, mode=mode, **how)
-
-    def forward(self, indices: Tensor, offsets: Tensor, shares: Tensor | None = None) -> Tensor:
-        return self.net(indices, offsets, shares)
-
-
 def bags(dtype: torch.dtype = torch.int64, closed: bool = False) -> tuple[Tensor, Tensor]:
     """Indices, and where bags begin: some are empty, also the last; one has more than 64 rows."""
     torch.manual_seed(1)
     starts = [0, 3, 3, 10, 90, 100]
     return torch.randint(ROWS, (100,)).to(dtype), torch.tensor(starts if closed else starts[:-1] + [100]).to(dtype)
-
-
-def run(call: Any, module: nn.Module, inputs: tuple[Tensor, ...], training: bool) -> Tensor:
-    """Results; in training all gradients behind them."""
-    if not training:
-        with torch.no_grad():
-            return call(*inputs)
-    module.zero_grad(set_to_none=True)
-    leaves = [x.detach().requires_grad_() if x.is_floating_point() else x for x in inputs]
-    out = call(*leaves)
-    weights = torch.linspace(1, 2, out.numel(), dtype=torch.float64).view_as(out)
-    (out.double() * weights).sum().backward()
-    grads = [x.grad for x in (*leaves, *module.parameters()) if x.grad is not None]
-    return torch.cat([x.detach().double().flatten() for x in (out, *grads)])
 
 
 def check(module: nn.Module, inputs: tuple[Tensor, ...], training: bool, fast: Any = None) -> Any:
@@ -186,15 +162,6 @@ def test_bad_indices(index: int) -> None:
         fast(indices, offsets)
 
 
-class Reduced(nn.Module):
-    def __init__(self, how: str, by: str, **more: Any) -> None:
-        super().__init__()
-        self.how, self.by, self.more = how, by, more
-
-    def forward(self, rows: Tensor, bounds: Tensor) -> Tensor:
-        return torch.segment_reduce(torch.sin(rows), self.how, **{self.by: bounds}, **self.more)
-
-
 @pytest.mark.parametrize("how", ["sum", "mean", "max", "min", "prod"])
 @pytest.mark.parametrize("by", ["lengths", "offsets"])
 @pytest.mark.parametrize("initial", [None, 0.25])
@@ -234,16 +201,6 @@ def test_bad_lengths(lengths: list[int]) -> None:
         fast(torch.randn(80, 6), torch.tensor(lengths))
 
 
-class Jagged(nn.Module):
-    def __init__(self, how: str, keepdim: bool = False) -> None:
-        super().__init__()
-        self.how, self.keepdim = how, keepdim
-
-    def forward(self, rows: Tensor, offsets: Tensor) -> Tensor:
-        nested = torch.nested.nested_tensor_from_jagged(rows, offsets)
-        return getattr(F.silu(nested), self.how)(dim=1, keepdim=self.keepdim)
-
-
 @pytest.mark.parametrize("how", ["sum", "mean", "amax", "amin"])
 @pytest.mark.parametrize("keepdim", [False, True])
 def test_jagged_tensors_are_not_padded(how: str, keepdim: bool) -> None:
@@ -254,20 +211,6 @@ def test_jagged_tensors_are_not_padded(how: str, keepdim: bool) -> None:
     fast = check(module, (torch.randn(50, 6), offsets), False)
     assert fast.runners == ["segments"]
     assert not any("padded" in str(n.target) for g in fast.graphs for n in g.graph.nodes)
-
-
-class Csr(nn.Module):
-    """A sparse matrix times a dense one, by the matrix's own tensors."""
-
-    def __init__(self, matrix: Tensor, select: bool) -> None:
-        super().__init__()
-        self.select, self.values = select, nn.Parameter(matrix.values())
-        self.register_buffer("rows", matrix.crow_indices())
-        self.register_buffer("columns", matrix.col_indices())
-
-    def forward(self, x: Tensor) -> Tensor:
-        picked = x.index_select(0, self.columns) if self.select else x[self.columns]
-        return torch.segment_reduce(self.values[:, None] * picked, "sum", offsets=self.rows)
 
 
 def sparse(rows: int = 12, columns: int = 9) -> Tensor:

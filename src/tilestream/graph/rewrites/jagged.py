@@ -1,4 +1,4 @@
-"""Reductions of jagged tensors, which PyTorch pads to as many rows a segment as there are in all, and reduces densely."""
+"""Reductions of jagged tensors: PyTorch pads each segment to as many rows as there are in all, and reduces that."""
 
 from __future__ import annotations
 
