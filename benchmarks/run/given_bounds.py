@@ -108,7 +108,7 @@ def experts(device: str, cpu: bool) -> Iterator[Case]:
 
 def arms(case: Case, cpu: bool) -> dict[str, Callable[..., Any]]:
     made: dict[str, Callable[..., Any]] = {"eager": case.module}
-    ours = {"target": "reference"} if cpu else {}
+    ours: dict[str, Any] = {"target": "reference"} if cpu else {}
     for name in () if cpu else ("inductor",):
         torch._dynamo.reset()
         made[name] = torch.compile(case.module, backend=name)

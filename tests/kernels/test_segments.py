@@ -190,7 +190,7 @@ def lookup(table: T, indices: T, starts: T, shares: T | None = None) -> tuple[Pi
     program = cut.region.program
     names = {"src": indices, "starts": starts.int()}
     tables = [t.name for t in program.tensors if t.name not in names and t.role is not Role.OUTPUT]
-    return program, names | {n: table if len(program.tensor(n).axes) == 2 else shares for n in tables}
+    return program, names | {n: table if shares is None or len(program.tensor(n).axes) == 2 else shares for n in tables}
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "f32"])

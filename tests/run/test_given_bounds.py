@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from given_bounds import FEATURES, ROWS, Bag, Csr, Jagged, Reduced, run
+from test_messages_training import Step
 from test_ragged_regions import H200, OPTIONS, Placed, found, ragged
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -21,7 +22,7 @@ from tilestream.plan.analyse import analyse
 from tilestream.plan.ragged import plan
 from tilestream.run import oracle
 from tilestream.run.backend import tilestream
-from tilestream.run.made_up import random_arguments
+from tilestream.run.made_up import random_arguments, random_tensor
 
 aten = torch.ops.aten
 
@@ -182,6 +183,23 @@ def test_gradients_of_segment_reduce(how: str) -> None:
     rows = torch.randn(80, 6)
     rows[4] = rows[5]  # a tie is shared
     check(Reduced(how, "lengths"), (rows, torch.tensor([3, 10, 60, 7])), True)
+    check(Reduced(how, "offsets"), (rows, torch.tensor([2, 13, 13, 75][:: 1 if how != "mean" else 3])), True)
+
+
+def test_gradients_of_dynamic_bags() -> None:
+    module = Bag("mean")
+    fast = Placed(module, True, dynamic=True)
+    for count in (40, 57, 80):
+        check(module, (torch.randint(ROWS, (count,)), torch.arange(0, count, 5)), True, fast)
+
+
+def test_made_up_bounds_name_rows_that_exist() -> None:
+    """A backward graph is timed with zeros for the integers that are saved for it."""
+    step = Step(Bag("mean"))
+    run(step, Bag("mean"), bags(), True)
+    backward = step.graphs[1]
+    values = [random_tensor(n.meta["val"]) for n in backward.graph.find_nodes(op="placeholder")]
+    assert all(x is None or x.isfinite().all() for x in backward(*values))
 
 
 def test_gathered_segments_count_from_the_end() -> None:

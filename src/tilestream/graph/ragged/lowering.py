@@ -18,7 +18,7 @@ from tilestream.graph.ragged.growth import FILLS, Grown
 from tilestream.graph.ragged.lists import Gather
 from tilestream.graph.ragged.rules import POINTWISE, REDUCTIONS, VIEWS, features_of, rule_of
 from tilestream.graph.ragged.spaces import Dim, Space
-from tilestream.graph.rewrites.operators import SEGMENT_REDUCE
+from tilestream.graph.rewrites.operators import LOOSE, SEGMENT_REDUCE
 from tilestream.graph.sizes import expression, settled
 from tilestream.graph.sums import OF_NOTHING, constant
 from tilestream.ir.axes import At, Axis, View, along
@@ -252,6 +252,8 @@ class Ragged:
         leaves = [self._axes[a] for a in self.shapes.leaves(node)]
         if prod(a.size or 1 for a in leaves) != prod(settled(d) for d in fake.shape[1:]):
             raise Unsupported("a result that repeats elements leaves the region", node)
+        if of_edges and self.grown.edges.starts.meta.get(LOOSE):
+            raise Unsupported("what every row has leaves the region, and rows may be in no segment", node)
         if of_edges:
             tile = self._at_edges(tile)
         if set(tile.axes) != {EDGES if of_edges else NODES, *leaves}:

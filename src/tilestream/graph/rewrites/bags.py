@@ -71,10 +71,11 @@ def _gradients(node: fx.Node) -> list[fx.Node | None]:
 
 class _Bag:
     def __init__(self, node: fx.Node) -> None:
+        given: Any = node.args
         self.node = node
-        self.weight, self.indices, self.offsets = node.args[:3]
+        self.weight, self.indices, self.offsets = given[:3]
         self.mode = argument(node, 4, "mode", SUM)
-        self.shares = argument(node, 6, "per_sample_weights")
+        self.shares: Any = argument(node, 6, "per_sample_weights")
         self.closed = bool(argument(node, 7, "include_last_offset", False))
         self.padding = argument(node, 8, "padding_idx", -1)
 
@@ -147,8 +148,9 @@ class _Bag:
 
     def _of_shares(self, bounds: Bounds, gradient: fx.Node) -> fx.Node:
         """Of each index its row times its bag's gradient, added up in fp32."""
+        given: Any = gradient.args[0]
         table = bounds.call(aten.embedding.default, self.weight, self.indices)
-        sides = [bounds.cast(x, torch.float32) for x in (bounds.of_rows(gradient.args[0]), table)]
+        sides = [bounds.cast(x, torch.float32) for x in (bounds.of_rows(given), table)]
         products = self._kept(bounds, bounds.call(aten.mul.Tensor, *sides))
         dtype = gradient.meta["val"].dtype
         return bounds.cast(bounds.call(aten.sum.dim_IntList, products, [1]), dtype)

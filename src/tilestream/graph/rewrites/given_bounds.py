@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from operator import sub
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch import fx
 
 from tilestream.graph.nodes import aten, value
 from tilestream.graph.rewrites.insert import call
-from tilestream.graph.rewrites.operators import SEGMENT_REDUCE
+from tilestream.graph.rewrites.operators import LOOSE, SEGMENT_REDUCE
 
 MOST_FEATURES = 1024
 """Of a row: as many as one launch reduces."""
@@ -27,14 +28,16 @@ class Bounds:
         like: whose user's line and fake tensors' mode new nodes have.
         starts: int32 [segments + 1]: where the rows of each begin, and where those of the last end.
         rows: how many there are: a number, or a node of the graph.
+        whole: whether every row is in a segment.
     """
 
     like: fx.Node
     starts: fx.Node
     rows: Any
+    whole: bool = True
 
     @classmethod
-    def joined(cls, like: fx.Node, parts: Sequence[fx.Node | None], rows: Any) -> Bounds:
+    def joined(cls, like: fx.Node, parts: Sequence[fx.Node | None], rows: Any, whole: bool = True) -> Bounds:
         """Of integers behind each other; None is the number of rows. What int32 does not hold is no bound."""
         first = next(p for p in parts if p is not None)
         given = [call(like, aten.new_full.default, first, [1], rows) if p is None else p for p in parts]
@@ -42,11 +45,13 @@ class Bounds:
         if first.meta["val"].dtype != torch.int32:
             within = call(like, aten.clamp.default, starts, -1, MOST_ROWS)
             starts = call(like, aten._to_copy.default, within, dtype=torch.int32)
-        return cls(like, starts, rows)
+        if not whole:
+            starts.meta[LOOSE] = True
+        return cls(like, starts, rows, whole)
 
     def at(self, like: fx.Node) -> Bounds:
         """The same, for nodes in another place."""
-        return Bounds(like, self.starts, self.rows)
+        return replace(self, like=like)
 
     def reduced(self, rows: fx.Node, how: str = "sum") -> fx.Node:
         """[segments, *] of ``rows`` [rows, *]; ``how`` as of ``segment_reduce``."""
@@ -59,15 +64,21 @@ class Bounds:
         return self.wide(self.cast(count, torch.float32), dims)
 
     def of_rows(self, table: fx.Node) -> fx.Node:
-        """What segments have, at each of their rows."""
-        return self.call(aten.index_select.default, table, 0, self._segment())
-
-    def _segment(self) -> fx.Node:
-        """Which segment each row is in, int32 [rows]: as many end before it or with it."""
+        """What segments have, at each of their rows; 0 at rows that are in none."""
+        dims = table.meta["val"].dim()
         ends = self.call(aten.slice.Tensor, self.starts, 0, 1, END)
         of: dict[str, Any] = {"dtype": torch.int32, "device": self.starts.meta["val"].device}
         numbers = call(self.starts, aten.arange.default, self.rows, **of)
-        return self.call(aten.searchsorted.Tensor, ends, numbers, out_int32=True, right=True)
+        # As many segments end before a row or with it. Whatever bounds a graph is timed with, that names one.
+        before = self.call(aten.searchsorted.Tensor, ends, numbers, out_int32=True, right=True)
+        count = size(self.like, ends)
+        last = count - 1 if isinstance(count, int) else self.call(sub, count, 1)
+        found = self.call(aten.index_select.default, table, 0, self.call(aten.clamp_max.default, before, last))
+        if self.whole:
+            return found
+        first, end = (self.call(aten.slice.Tensor, self.starts, 0, at, stop) for at, stop in ((0, 1), (-1, END)))
+        inside = self.call(aten.ge.Tensor, numbers, first), self.call(aten.lt.Tensor, numbers, end)
+        return self.call(aten.where.ScalarOther, self.wide(self.call(aten.logical_and.default, *inside), dims), found, 0)
 
     # -- operators
 

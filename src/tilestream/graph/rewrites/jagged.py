@@ -30,11 +30,11 @@ def open_jagged(graph: fx.Graph, settings: Settings) -> int:
 
 def _is_whole(padded: fx.Node) -> bool:
     """Whether no row is cut off, since a segment has room for all."""
-    rows, listed, most = padded.args[:3]
+    given: Any = padded.args
+    rows, listed, (room, *_) = given[:3]
     fake = value(rows)
     if fake is None or fake.dtype not in DTYPES or len(listed) != 1 or hint(fake.shape[0]) > MOST_ROWS:
         return False
-    room: Any = most[0]
     return same_size(room.meta["val"] if isinstance(room, fx.Node) else room, fake.shape[0])
 
 
@@ -47,7 +47,8 @@ def _reduces(user: fx.Node, padded: fx.Node) -> bool:
 
 
 def _reduce(user: fx.Node, padded: fx.Node) -> None:
-    rows, (offsets,), *_ = padded.args
+    given: Any = padded.args
+    rows, (offsets,), *_ = given
     how, filled = HOW[packet(user)], argument(padded, 3, "padding_value", 0.0)
     with user.graph.inserting_before(user):
         bounds = Bounds.joined(user, [offsets], size(user, rows))

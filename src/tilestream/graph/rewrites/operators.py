@@ -15,6 +15,9 @@ from tilestream.graph.own import operator
 INDEX = "tilestream.index"
 """In the ``meta`` of an order of edges: the name of the node that was sorted, where that is one index of all edges."""
 
+LOOSE = "tilestream.loose"
+"""In the ``meta`` of bounds: rows may be in no segment, so that no region writes what each row has."""
+
 LONG = 64
 """Of the rows that are summed at one node: more are summed by whole CTAs."""
 

@@ -101,9 +101,9 @@ class _Counted:
         """Whether it adds a one for each key."""
         if user.target is not aten.scatter_add.default:
             return False
-        zeros, _, index, ones = user.args
-        whole = isinstance(zeros, fx.Node) and isinstance(ones, fx.Node) and index in self.sort.users
-        if not whole or constant(zeros) != 0.0 or constant(ones) != 1.0:
+        given: Any = user.args
+        zeros, _, index, ones = given
+        if index not in self.sort.users or constant(zeros) != 0.0 or constant(ones) != 1.0:
             return False
         fake = value(user)
         return fake is not None and fake.dim() == 1 and settled(fake.shape[0]) == self.below

@@ -77,7 +77,7 @@ def _bounds(node: fx.Node) -> Bounds:
     rows = size(node, _data(node))
     bounds = Bounds(node, given, rows)
     if not of_lengths:
-        return Bounds.joined(node, [given], rows)
+        return Bounds.joined(node, [given], rows, whole=False)
     ends = bounds.call(aten.cumsum.default, given, 0)
     last = bounds.call(aten.slice.Tensor, ends, 0, -1, END)
     last = bounds.call(aten.where.ScalarOther, bounds.call(aten.eq.Scalar, last, rows), last, -1)
@@ -104,7 +104,8 @@ def _reduced(node: fx.Node) -> fx.Node:
 
 def _gradient(node: fx.Node) -> fx.Node:
     """Of a maximum its share for each row that has it."""
-    given, output, data, how = node.args[:4]
+    operands: Any = node.args
+    given, output, data, how = operands[:4]
     bounds, dims = _bounds(node), _data(node).meta["val"].dim()
     if how == "mean":
         return bounds.of_rows(bounds.divided(given, bounds.lengths(dims)))

@@ -59,11 +59,11 @@ class Sorted:
 
     def replace(self) -> None:
         """Put the sort before the first sum, and each sum where it was."""
-        orders, *segments = self._sort()
+        orders, starts, busy = self._sort()
         for s in self._sums:
             self._like = s.node
             with self._graph.inserting_before(s.node):
-                total = self._sum(s, orders[_layout(s.parts)], *segments)
+                total = self._sum(s, orders[_layout(s.parts)], starts, busy)
                 made = self._flat(total, [-1, *s.node.meta["val"].shape[1:]])
             self._becomes(s.node, made)
 
@@ -179,9 +179,9 @@ class Tables(Sorted):
         parts = self._sums[0].parts
         nodes = {p.node for p in parts}
         self._like = next(n for n in reversed(self._graph.nodes) if n in nodes)
-        orders, *segments = self._sort()
+        orders, starts, busy = self._sort()
         with self._graph.inserting_before(self._like):
-            total = self._sum(self._sums[0], orders[_layout(parts)], *segments)
+            total = self._sum(self._sums[0], orders[_layout(parts)], starts, busy)
             first = 0
             for part, height in zip(parts, self._heights, strict=True):
                 rows = self._call(aten.slice.Tensor, total, 0, first, first + height)
