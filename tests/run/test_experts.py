@@ -78,6 +78,30 @@ def test_tokens_get_back_what_was_sorted_away(top: int, cut: str) -> None:
     assert calls(graph, SEGMENTS) == (1 if cut == "floor" else 2) and fast.runners == ["segments"]
 
 
+class Argsorted(nn.Module):
+    """As transformers writes it: rows are repeated, sorted by expert, counted by a histogram, and sorted back."""
+
+    def forward(self, x: Tensor, scores: Tensor) -> Tensor:
+        shares, chosen = scores.softmax(-1).topk(2, dim=-1)
+        token = torch.arange(len(x)).unsqueeze(1).expand(-1, 2).reshape(-1)
+        expert = chosen.reshape(-1)
+        order = torch.argsort(expert, stable=True)
+        back = torch.argsort(order)
+        counts = torch.histc(expert[order].float(), bins=7, min=0, max=6)
+        ends = torch.cumsum(counts, 0, dtype=torch.int32)
+        made = x[token][order] * shares.reshape(-1)[order][:, None] + ends.sum() + expert[order][:, None]
+        return torch.zeros_like(x).index_add(0, token, made[back])
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_argsorted_experts(training: bool) -> None:
+    """One sort of few bits; its inverse and where each token's rows lie need none."""
+    torch.manual_seed(0)
+    fast = check(Argsorted(), (torch.randn(50, 8), torch.randn(50, 7)), training)
+    assert sum(calls(g, SEGMENTS) for g in fast.graphs) == 1
+    assert not any(calls(g, aten.sort.stable, aten.sort.default, aten.histc.default) for g in fast.graphs)
+
+
 def test_what_may_be_any_number_is_sorted_by_all_bits() -> None:
     def plain(keys: Tensor) -> Tensor:
         return keys.sort(stable=True)[1]

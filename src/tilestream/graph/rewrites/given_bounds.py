@@ -77,8 +77,8 @@ class Bounds:
         if self.whole:
             return found
         first, end = (self.call(aten.slice.Tensor, self.starts, 0, at, stop) for at, stop in ((0, 1), (-1, END)))
-        inside = self.call(aten.ge.Tensor, numbers, first), self.call(aten.lt.Tensor, numbers, end)
-        return self.call(aten.where.ScalarOther, self.wide(self.call(aten.logical_and.default, *inside), dims), found, 0)
+        sides = self.call(aten.ge.Tensor, numbers, first), self.call(aten.lt.Tensor, numbers, end)
+        return self.call(aten.where.ScalarOther, self.wide(self.call(aten.logical_and.default, *sides), dims), found, 0)
 
     # -- operators
 

@@ -72,7 +72,7 @@ class Sorted:
         made.meta = dict(node.meta)
         self._replaced[node] = made
 
-    def _sort(self) -> tuple[dict[Layout, fx.Node], fx.Node, fx.Node | None]:
+    def _sort(self) -> tuple[dict[Layout, fx.Node | None], fx.Node, fx.Node | None]:
         """For each layout the rows of its matrices in sorted order; where those of each node start; and busy nodes, if
         that is not known to be none."""
         before = self._like.prev
@@ -80,7 +80,7 @@ class Sorted:
             indices = self._indices()
             index = self._joined(indices)
             order, starts, busy = self._segments(index)
-            if len(indices) == 1 and indices[0] is self._sums[0].parts[0].index:
+            if order is not None and len(indices) == 1 and indices[0] is self._sums[0].parts[0].index:
                 order.meta[INDEX] = indices[0].name
             layouts = [_layout(s.parts) for s in self._sums]
             orders = {layout: self._order(layout, order, indices) for layout in layouts}
@@ -89,13 +89,20 @@ class Sorted:
                 before.meta.pop(tag, None)
         return orders, starts, busy
 
-    def _segments(self, index: fx.Node) -> tuple[fx.Node, fx.Node, fx.Node | None]:
+    def _segments(self, index: fx.Node) -> tuple[fx.Node | None, fx.Node, fx.Node | None]:
         nodes = self._nodes()
-        if (known := shared_order(index, nodes)) is not None and known[1] <= LONG:
-            return inverse(self._like, known[0]), bounds(self._like, known[0], nodes, known[1]), None
+        known = shared_order(index, nodes)
+        if known is not None and known[1] <= LONG and (known[0] is not None or self._is_whole):
+            order = None if known[0] is None else inverse(self._like, known[0])
+            return order, bounds(self._like, index, nodes, known[1]), None
         made = self._call(SEGMENTS, index, nodes)
         order, starts, busy = (self._call(getitem, made, k) for k in range(3))
         return order, starts, busy
+
+    @property
+    def _is_whole(self) -> bool:
+        """Whether all messages are whole matrices."""
+        return all(len(s.parts) == 1 and _layout(s.parts) == ((1, 0),) for s in self._sums)
 
     def _joined(self, indices: Sequence[fx.Node]) -> fx.Node:
         """As one, a few at a time."""
@@ -116,8 +123,10 @@ class Sorted:
             return to.args[2]
         return self._call(aten.sym_size.int, to.args[0], 0)
 
-    def _order(self, layout: Layout, order: fx.Node, indices: Sequence[fx.Node]) -> fx.Node:
+    def _order(self, layout: Layout, order: fx.Node | None, indices: Sequence[fx.Node]) -> fx.Node | None:
         """Rows of the matrix in sorted order, where ``order`` has places among all edges."""
+        if order is None:
+            return None
         if len(layout) == 1:
             return self._spread(order, *layout[0])
         named: dict[str, Any] = {"dtype": torch.int32, "device": order.meta["val"].device}
@@ -132,7 +141,7 @@ class Sorted:
         scaled = numbers if every == 1 else self._call(aten.mul.Tensor, numbers, every)
         return scaled if first == 0 else self._call(aten.add.Tensor, scaled, first)
 
-    def _sum(self, s: Sum, order: fx.Node, starts: fx.Node, busy: fx.Node | None) -> fx.Node:
+    def _sum(self, s: Sum, order: fx.Node | None, starts: fx.Node, busy: fx.Node | None) -> fx.Node:
         """[nodes, *] where its rows are the matrix, else [nodes, features]."""
         (part, *others) = s.parts
         base, rows = (None if x is None else self._replaced.get(x, x) for x in (s.base, part.matrix))

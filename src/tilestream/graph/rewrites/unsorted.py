@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from operator import add
+from operator import add, getitem
 from typing import Any
 
 import torch
@@ -11,38 +11,70 @@ from torch import fx
 from tilestream.graph.nodes import aten, packet, value
 from tilestream.graph.rewrites.insert import call
 from tilestream.graph.rewrites.operators import SEGMENTS
-from tilestream.graph.sizes import expression, settled
+from tilestream.graph.sizes import expression, same_size, settled
 
 ROUNDED = "floor"
+EMPTY = (aten.new_empty, aten.empty, aten.empty_like)
+FLAT = (aten.view, aten.reshape, aten._unsafe_view, aten.clone)
 
 
-def shared_order(index: fx.Node, nodes: Any) -> tuple[fx.Node, int] | None:
-    """Where ``index`` is ``order // k`` of an order of ``k * nodes`` rows, or the order itself: the order, and k.
+def shared_order(index: fx.Node, nodes: Any) -> tuple[fx.Node | None, int] | None:
+    """The order of rows and k, where each node has k rows, which lie where the order names them; None of another index.
 
-    Each node has then k rows, which lie where the order names them. None of another index.
+    ``index`` is then ``order // k`` of an order of ``k * nodes`` rows, the order itself, or each node's number k times,
+    behind each other, which needs no order.
     """
     order: Any = index
-    by: Any = 1
-    if packet(index) is aten.floor_divide or index.kwargs.get("rounding_mode") == ROUNDED:
+    by: Any = _times(index)
+    if by is not None:
+        order = None
+    elif packet(index) is aten.floor_divide or index.kwargs.get("rounding_mode") == ROUNDED:
         order, by = index.args[:2]
-    if not isinstance(by, int) or by <= 0:
-        return None
-    whole, fake = _permutation(order), value(order)
-    if whole is None or fake is None or fake.dim() != 1:
+    else:
+        by = 1
+    fake = value(index)
+    if (
+        not isinstance(by, int)
+        or by <= 0
+        or fake is None
+        or fake.dim() != 1
+        or not (order is None or permutation(order))
+    ):
         return None
     count = nodes if isinstance(nodes, int) else nodes.meta["val"]
     return (order, by) if expression(fake.shape[0]) == by * expression(settled(count)) else None
 
 
-def _permutation(order: Any) -> fx.Node | None:
-    """The sort that a node is the whole order of."""
+def _times(index: fx.Node) -> int | None:
+    """How often an index has each of the numbers from 0 on: ``arange(n)[:, None].expand(n, k).reshape(-1)``."""
+    wide: Any = index
+    while packet(wide) in FLAT:
+        wide = wide.args[0]
+    column: Any = wide.args[0] if packet(wide) is aten.expand else wide
+    numbers: Any = column.args[0] if packet(column) in (aten.unsqueeze, aten.view, aten.reshape) else column
+    fake, counted = value(wide), value(numbers)
+    if packet(numbers) is not aten.arange or fake is None or counted is None or value(column) is None:
+        return None
+    plain = numbers.target is aten.arange.default or (numbers.target is aten.arange.start and numbers.args[0] == 0)
+    first = fake.dim() == 2 and column.meta["val"].dim() == 2 and same_size(fake.shape[0], counted.shape[0])
+    times = settled(fake.shape[1]) if first and same_size(column.meta["val"].shape[1], 1) else None
+    return times if plain and isinstance(times, int) else None
+
+
+def permutation(order: Any) -> bool:
+    """Whether a node is the whole order of a sort, or the inverse of one."""
     while isinstance(order, fx.Node) and packet(order) in (aten._to_copy, aten.view, aten.reshape, aten.alias):
         order = order.args[0]
-    if not isinstance(order, fx.Node) or getattr(order.target, "__name__", "") != "getitem":
-        return None
+    if isinstance(order, fx.Node) and packet(order) is aten.index_put:
+        given: Any = order.args
+        placed = packet(given[0]) in EMPTY and packet(given[2]) is aten.arange and len(given[1]) == 1
+        return placed and permutation(given[1][0])
+    if not isinstance(order, fx.Node) or order.target is not getitem:
+        return False
     made: Any = order.args[0]
+    fake = value(order)
     of_ours, of_torch = made.target is SEGMENTS and order.args[1] == 0, packet(made) is aten.sort and order.args[1] == 1
-    return made if of_ours or of_torch else None
+    return (of_ours or of_torch) and fake is not None and fake.dim() == 1
 
 
 def inverse(like: fx.Node, order: fx.Node) -> fx.Node:
@@ -56,8 +88,8 @@ def inverse(like: fx.Node, order: fx.Node) -> fx.Node:
     return call(like, aten.index_put.default, empty, [places], numbers)
 
 
-def bounds(like: fx.Node, order: fx.Node, nodes: Any, each: int) -> fx.Node:
-    """Of ``nodes`` with ``each`` rows, int32 [nodes + 1]."""
+def bounds(like: fx.Node, index: fx.Node, nodes: Any, each: int) -> fx.Node:
+    """Of ``nodes`` with ``each`` rows, int32 [nodes + 1], on the device of ``index``."""
     count = nodes + 1 if isinstance(nodes, int) else call(like, add, nodes, 1)
-    numbers = call(order, aten.arange.default, count, dtype=torch.int32, device=order.meta["val"].device)
+    numbers = call(index, aten.arange.default, count, dtype=torch.int32, device=index.meta["val"].device)
     return numbers if each == 1 else call(like, aten.mul.Tensor, numbers, each)
