@@ -93,6 +93,8 @@ def cases(cpu: bool) -> Iterator[Case]:
     x = torch.randn(edges, FEATURES, device=device).bfloat16()
     for how in ("sum", "max"):
         yield Case(f"segments/{how}/bfloat16", Segments(how), (x, offsets), 2 * (edges + count) * FEATURES)
+    few = torch.tensor([0, edges // 3, edges // 2, edges - 9, edges] if cpu else [*range(0, edges, 4096), edges])
+    yield Case("segments/long/bfloat16", Segments("sum"), (x, few.to(device)), 2 * edges * FEATURES)
     yield from experts(device, cpu)
 
 

@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 import torch
 from given_bounds import FEATURES, ROWS, Bag, Csr, Jagged, Reduced, run
+from ragged_programs import Graph
 from test_messages_training import Step
 from test_ragged_regions import H200, OPTIONS, Placed, found, ragged
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tilestream.errors import InputError
+from tilestream.graph.rewrites.busy import busy_list
 from tilestream.graph.rewrites.operators import SEGMENT_REDUCE, SEGMENTS
 from tilestream.kernels.families import why_no_kernel
 from tilestream.options import Options
@@ -200,6 +202,21 @@ def test_made_up_bounds_name_rows_that_exist() -> None:
     backward = step.graphs[1]
     values = [random_tensor(n.meta["val"]) for n in backward.graph.find_nodes(op="placeholder")]
     assert all(x is None or x.isfinite().all() for x in backward(*values))
+
+
+def test_long_segments_are_listed() -> None:
+    """As the sort lists them, for whole CTAs; bounds of short ones have no list."""
+    for segments in (5, 150):
+        given = torch.randn(3000, 3), torch.full((segments,), 3000 // segments)
+        (cut,) = ragged(found(Reduced("sum", "lengths"), *given))
+        assert ("starts.busy" in [t.name for t in cut.region.program.tensors]) == (segments == 5)
+    starts = F.pad(torch.tensor([0, 64, 65, 257, 2614]).cumsum(0), (1, 0)).int()
+    made = busy_list(lambda target, *args, **more: target(*args, **more), starts, 3000 // 64, 4, starts.device)
+    graph = Graph(5, torch.arange(5).repeat_interleave(starts.diff()))
+    count = int(graph.busy[0])
+    assert made[0] == count and len(made) <= len(graph.busy)
+    items, wanted = (each[1 : 1 + 2 * count].view(-1, 2).tolist() for each in (made, graph.busy))
+    assert sorted(items) == sorted(wanted)
 
 
 def test_gathered_segments_count_from_the_end() -> None:

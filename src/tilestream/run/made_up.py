@@ -8,6 +8,8 @@ from typing import Any
 import torch
 
 from tilestream.graph.region import EdgeArguments, Region
+from tilestream.graph.rewrites.busy import busy_list
+from tilestream.graph.rewrites.operators import LONG
 from tilestream.graph.sizes import hint
 from tilestream.plan.chooser import NotTimedNow
 
@@ -100,6 +102,12 @@ def _make_bounds(given: EdgeArguments, edges: int, values: list[Any], generator:
         values[raw].random_(0, max(1, rows), generator=generator)
         if ordered != raw:
             values[ordered] = values[raw].to(values[ordered].dtype)
+    if given.busy >= 0:
+        values[given.busy] = busy_list(_do, starts, edges // LONG, len(starts) - 2, starts.device)
+
+
+def _do(target: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+    return target(*args, **kwargs)
 
 
 def random_tensor(fake: torch.Tensor, generator: torch.Generator | None = None, scale: float = 1.0) -> torch.Tensor:

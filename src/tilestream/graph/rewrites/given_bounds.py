@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from operator import sub
+from operator import floordiv, sub
 from typing import Any
 
 import torch
 from torch import fx
 
 from tilestream.graph.nodes import aten, value
+from tilestream.graph.rewrites.busy import END, LISTED, busy_list
 from tilestream.graph.rewrites.insert import call
-from tilestream.graph.rewrites.operators import LOOSE, SEGMENT_REDUCE
+from tilestream.graph.rewrites.operators import LONG, LOOSE, SEGMENT_REDUCE
+from tilestream.graph.sizes import hint
 
 MOST_FEATURES = 1024
 """Of a row: as many as one launch reduces."""
 MOST_ROWS = 2**31 - 1
-END = 2**63 - 1
 
 
 @dataclass(frozen=True)
@@ -29,12 +30,14 @@ class Bounds:
         starts: int32 [segments + 1]: where the rows of each begin, and where those of the last end.
         rows: how many there are: a number, or a node of the graph.
         whole: whether every row is in a segment.
+        busy: which segments have many rows; None where hardly any is expected to.
     """
 
     like: fx.Node
     starts: fx.Node
     rows: Any
     whole: bool = True
+    busy: fx.Node | None = None
 
     @classmethod
     def joined(cls, like: fx.Node, parts: Sequence[fx.Node | None], rows: Any, whole: bool = True) -> Bounds:
@@ -47,7 +50,7 @@ class Bounds:
             starts = call(like, aten._to_copy.default, within, dtype=torch.int32)
         if not whole:
             starts.meta[LOOSE] = True
-        return cls(like, starts, rows, whole)
+        return cls(like, starts, rows, whole, _busy(like, starts, rows))
 
     def at(self, like: fx.Node) -> Bounds:
         """The same, for nodes in another place."""
@@ -55,7 +58,7 @@ class Bounds:
 
     def reduced(self, rows: fx.Node, how: str = "sum") -> fx.Node:
         """[segments, *] of ``rows`` [rows, *]; ``how`` as of ``segment_reduce``."""
-        return self.call(SEGMENT_REDUCE, None, rows, None, self.starts, None, how)
+        return self.call(SEGMENT_REDUCE, None, rows, None, self.starts, self.busy, how)
 
     def lengths(self, dims: int) -> fx.Node:
         """Rows of each segment, float32 [segments, 1, ...] of so many dimensions."""
@@ -99,6 +102,22 @@ class Bounds:
         """In fp32, rounded once."""
         dtype = total.meta["val"].dtype
         return self.cast(self.call(aten.div.Tensor, self.cast(total, torch.float32), by), dtype)
+
+
+def _busy(like: fx.Node, starts: fx.Node, rows: Any) -> fx.Node | None:
+    fake = value(starts)
+    assert fake is not None
+    segments, edges = fake.shape[0] - 1, rows if isinstance(rows, int) else rows.meta["val"]
+    if hint(edges) < LISTED * hint(segments) or not hint(segments):
+        return None
+    slots = rows // LONG if isinstance(rows, int) else call(like, floordiv, rows, LONG)
+    count = size(like, starts)
+    last = count - 2 if isinstance(count, int) else call(like, sub, count, 2)
+
+    def do(target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+        return call(starts, target, *args, **kwargs)
+
+    return busy_list(do, starts, slots, last, fake.device)
 
 
 def size(like: fx.Node, x: fx.Node, dim: int = 0) -> Any:

@@ -12,7 +12,8 @@ import torch
 from torch import fx
 
 from tilestream.graph.nodes import argument, aten, packet, value
-from tilestream.graph.rewrites.given_bounds import END, size
+from tilestream.graph.rewrites.busy import END
+from tilestream.graph.rewrites.given_bounds import size
 from tilestream.graph.rewrites.insert import call
 from tilestream.graph.rewrites.operators import INDEX, SEGMENTS
 from tilestream.graph.rewrites.settings import Settings

@@ -9,7 +9,8 @@ import torch
 from torch import fx
 
 from tilestream.graph.nodes import aten, packet, value
-from tilestream.graph.rewrites.given_bounds import END, MOST_ROWS, Bounds, size
+from tilestream.graph.rewrites.busy import END
+from tilestream.graph.rewrites.given_bounds import MOST_ROWS, Bounds, size
 from tilestream.graph.rewrites.settings import APART, Settings
 from tilestream.graph.sizes import hint
 from tilestream.graph.sums import DTYPES
