@@ -36,6 +36,7 @@ tables: $(INSTALLED)
 	$(BIN)/python -m benchmarks.tables.flashfuser_tables
 	$(BIN)/python -m benchmarks.tables.conv_tables
 	$(BIN)/python -m benchmarks.tables.gnn_tables
+	$(BIN)/python -m benchmarks.tables.ragged_tables
 	$(BIN)/python -m benchmarks.tables.sparse_tables
 	$(BIN)/python -m benchmarks.fit.truth
 	$(BIN)/python -m benchmarks.fit.cost_truth

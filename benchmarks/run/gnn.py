@@ -47,8 +47,9 @@ from tilestream.run.backend import tilestream
 
 FLOPS_PER_S, BYTES_PER_S = 790e12, 4.3e12
 LOOP_CALLS, LOOP_ROUNDS = 10, 7
-AUTOTUNE_S = 45.0
-"""What max-autotune must have left to begin."""
+AUTOTUNE_S, AUTOTUNE_CALLS = 45.0, 8.0
+"""What max-autotune must have left to begin: so many seconds, and so many of Inductor's first calls (2 to 7.5 of them
+is what it took); a process in the middle of it when the time is up is lost with all its cases."""
 SETTINGS = {"TORCHINDUCTOR_COMPILE_THREADS": "2", "OMP_NUM_THREADS": "2"}
 MISSED = 1.5
 """Over the best of the others: of cases that gain less, kernels are told."""
@@ -296,7 +297,8 @@ def worker(group: str, given: argparse.Namespace) -> None:
     arms = ("eager", "tilestream") if given.cpu else ("eager", "csr", "inductor", "tilestream", "max_autotune")
     for arm in arms:
         for one in made.values():
-            if time.time() > until - (AUTOTUNE_S if arm == "max_autotune" else 0):
+            needed = max(AUTOTUNE_S, AUTOTUNE_CALLS * one.first_s.get("inductor", 0.0)) if arm == "max_autotune" else 0
+            if time.time() > until - needed:
                 continue
             if arm != "csr" or arm in one.case.others:
                 one.add(arm, given.cpu)
