@@ -9,21 +9,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from given_bounds import lookup
 from ragged_programs import Case, Graph, aggregators, attention, dot_products, error, gather_sum, uniform, weighted
 from torch import Tensor as T
 
-from tilestream import devices
 from tilestream.cuda import sorted_keys
 from tilestream.cuda.host.build import HostRace, HostRun, Mutation, run_on_host
 from tilestream.cuda.launch import addressable, readable
 from tilestream.errors import InputError
-from tilestream.graph.capture import capture
 from tilestream.graph.rewrites import operators
 from tilestream.ir.dtypes import TORCH_DTYPES
 from tilestream.ir.pipeline import Pipeline, Role
 from tilestream.kernels.segments.kernel import SegmentsKernel
-from tilestream.options import Options
-from tilestream.plan.find import find
 from tilestream.run import device_ops
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
@@ -172,25 +169,6 @@ def test_bounds_that_are_given(
         given = (before, rows, order, graph.starts, None, how)
         got, wanted = device_ops.segment_reduce(*given), operators.segment_reduce(*given)
         assert error(got, wanted.double()) < max(2 * torch.finfo(rows.dtype).eps, 2e-6)
-
-
-def lookup(table: T, indices: T, starts: T, shares: T | None = None) -> tuple[Pipeline, dict[str, T]]:
-    """What an ``EmbeddingBag`` becomes, indices in 64 bits as they come, and its tensors by name."""
-    shared = shares is not None
-
-    class Bag(torch.nn.Module):
-        def forward(self, table: T, indices: T, starts: T, shares: T | None = None) -> T:
-            return torch.nn.functional.embedding_bag(
-                indices, table, starts, mode="sum", per_sample_weights=shares, include_last_offset=True
-            )
-
-    inputs = (table, indices, starts, shares) if shared else (table, indices, starts)
-    (graph,) = capture(Bag(), inputs).graphs
-    (cut,) = find(graph, "inference", Options(), devices.get("h200")).cuts
-    program = cut.region.program
-    names = {"src": indices, "starts": starts.int()}
-    tables = [t.name for t in program.tensors if t.name not in names and t.role is not Role.OUTPUT]
-    return program, names | {n: table if shares is None or len(program.tensor(n).axes) == 2 else shares for n in tables}
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "f32"])

@@ -8,6 +8,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tilestream import devices
+from tilestream.graph.capture import capture
+from tilestream.ir.pipeline import Pipeline, Role
+from tilestream.options import Options
+from tilestream.plan.find import find
+
 ROWS, FEATURES = 30, 8
 
 
@@ -62,7 +68,26 @@ def run(call: Any, module: nn.Module, inputs: tuple[Tensor, ...], training: bool
     module.zero_grad(set_to_none=True)
     leaves = [x.detach().requires_grad_() if x.is_floating_point() else x for x in inputs]
     out = call(*leaves)
-    weights = torch.linspace(1, 2, out.numel(), dtype=torch.float64).view_as(out)
+    weights = torch.linspace(1, 2, out.numel(), dtype=torch.float64, device=out.device).view_as(out)
     (out.double() * weights).sum().backward()
     grads = [x.grad for x in (*leaves, *module.parameters()) if x.grad is not None]
     return torch.cat([x.detach().double().flatten() for x in (out, *grads)])
+
+
+def lookup(
+    table: Tensor, indices: Tensor, starts: Tensor, shares: Tensor | None = None
+) -> tuple[Pipeline, dict[str, Tensor]]:
+    """What an ``EmbeddingBag`` becomes, indices in 64 bits as they come, and its tensors by name."""
+    class Lookup(nn.Module):
+        def forward(self, table: Tensor, indices: Tensor, starts: Tensor, shares: Tensor | None = None) -> Tensor:
+            return F.embedding_bag(
+                indices, table, starts, mode="sum", per_sample_weights=shares, include_last_offset=True
+            )
+
+    inputs = (table, indices, starts) if shares is None else (table, indices, starts, shares)
+    (graph,) = capture(Lookup(), inputs).graphs
+    (cut,) = find(graph, "inference", Options(), devices.get("h200")).cuts
+    program = cut.region.program
+    names = {"src": indices, "starts": starts.int()}
+    tables = [t.name for t in program.tensors if t.name not in names and t.role is not Role.OUTPUT]
+    return program, names | {n: table if shares is None or len(program.tensor(n).axes) == 2 else shares for n in tables}
