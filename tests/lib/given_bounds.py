@@ -78,6 +78,7 @@ def lookup(
     table: Tensor, indices: Tensor, starts: Tensor, shares: Tensor | None = None
 ) -> tuple[Pipeline, dict[str, Tensor]]:
     """What an ``EmbeddingBag`` becomes, indices in 64 bits as they come, and its tensors by name."""
+
     class Lookup(nn.Module):
         def forward(self, table: Tensor, indices: Tensor, starts: Tensor, shares: Tensor | None = None) -> Tensor:
             return F.embedding_bag(

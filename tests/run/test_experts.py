@@ -17,6 +17,7 @@ from benchmarks.lib.masked_models import Experts
 from tilestream.graph.rewrites.operators import SEGMENT_REDUCE, SEGMENTS
 from tilestream.graph.rewrites.routing import count_small_keys, values_below
 from tilestream.graph.rewrites.settings import Settings
+from tilestream.graph.rewrites.sorted_sums import sort_sums
 from tilestream.plan import scatter_cost
 from tilestream.plan.messages import sorted_sums
 
@@ -114,6 +115,28 @@ def test_what_may_be_any_number_is_sorted_by_all_bits() -> None:
         assert rewrite(graph, count_small_keys, Settings(sums=sorted_sums)) == 0
         (sort,) = graph.graph.find_nodes(op="call_function", target=aten.sort.stable)
         assert values_below(sort.args[0]) == (None if module is plain else 6)
+
+
+def test_what_is_no_whole_order_is_sorted() -> None:
+    """Numbers from 1 on, places that leave room, and each number as often as no other: each is sorted by itself."""
+
+    def shifted(x: Tensor, keys: Tensor) -> Tensor:
+        order = keys.argsort(stable=True)
+        back = torch.empty_like(order).index_put((order,), torch.arange(1, 1 + len(order)))
+        return x.new_zeros(len(order) + 1, x.shape[1]).index_add(0, back, x)
+
+    def wider(x: Tensor, keys: Tensor) -> Tensor:
+        order = keys.argsort(stable=True)
+        return x.new_zeros(len(order) + 5, x.shape[1]).index_add(0, order, x)
+
+    def part(x: Tensor, keys: Tensor) -> Tensor:
+        return x.new_zeros(4, x.shape[1]).index_add(0, keys.argsort(stable=True) // 3, x)
+
+    given = torch.randn(10, 3), torch.randint(5, (10,))
+    for module in (shifted, wider, part):
+        graph = trace(module, given)
+        assert rewrite(graph, sort_sums, Settings(sums=sorted_sums)) == 1 and calls(graph, SEGMENTS) == 1
+        torch.testing.assert_close(graph(*given)[0], module(*given))
 
 
 def model() -> tuple[Experts, tuple[Tensor, ...]]:

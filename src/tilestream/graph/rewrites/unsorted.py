@@ -11,7 +11,7 @@ from torch import fx
 from tilestream.graph.nodes import aten, packet, value
 from tilestream.graph.rewrites.insert import call
 from tilestream.graph.rewrites.operators import SEGMENTS
-from tilestream.graph.sizes import expression, same_size, settled
+from tilestream.graph.sizes import expression, same_shape, same_size, settled
 
 ROUNDED = "floor"
 EMPTY = (aten.new_empty, aten.empty, aten.empty_like)
@@ -53,12 +53,11 @@ def _times(index: fx.Node) -> int | None:
     column: Any = wide.args[0] if packet(wide) is aten.expand else wide
     numbers: Any = column.args[0] if packet(column) in (aten.unsqueeze, aten.view, aten.reshape) else column
     fake, counted = value(wide), value(numbers)
-    if packet(numbers) is not aten.arange or fake is None or counted is None or value(column) is None:
+    if not isinstance(numbers, fx.Node) or fake is None or counted is None or value(column) is None:
         return None
-    plain = numbers.target is aten.arange.default or (numbers.target is aten.arange.start and numbers.args[0] == 0)
     first = fake.dim() == 2 and column.meta["val"].dim() == 2 and same_size(fake.shape[0], counted.shape[0])
     times = settled(fake.shape[1]) if first and same_size(column.meta["val"].shape[1], 1) else None
-    return times if plain and isinstance(times, int) else None
+    return times if _counts_up(numbers) and isinstance(times, int) else None
 
 
 def permutation(order: Any) -> bool:
@@ -67,14 +66,25 @@ def permutation(order: Any) -> bool:
         order = order.args[0]
     if isinstance(order, fx.Node) and packet(order) is aten.index_put:
         given: Any = order.args
-        placed = packet(given[0]) in EMPTY and packet(given[2]) is aten.arange and len(given[1]) == 1
-        return placed and permutation(given[1][0])
+        return len(given[1]) == 1 and permutation(given[1][0]) and _is_inverse(order, given[0], given[1][0], given[2])
     if not isinstance(order, fx.Node) or order.target is not getitem:
         return False
     made: Any = order.args[0]
     fake = value(order)
     of_ours, of_torch = made.target is SEGMENTS and order.args[1] == 0, packet(made) is aten.sort and order.args[1] == 1
-    return (of_ours or of_torch) and fake is not None and fake.dim() == 1
+    return bool(of_ours or of_torch) and fake is not None and fake.dim() == 1
+
+
+def _is_inverse(order: fx.Node, base: fx.Node, places: fx.Node, numbers: fx.Node) -> bool:
+    made, had = value(order), value(places)
+    if made is None or had is None or made.dim() != 1 or packet(base) not in EMPTY:
+        return False
+    return same_size(made.shape[0], had.shape[0]) and _counts_up(numbers) and same_shape(made, numbers.meta["val"])
+
+
+def _counts_up(node: fx.Node) -> bool:
+    """Whether its elements are 0, 1, 2, ..."""
+    return node.target is aten.arange.default or (node.target is aten.arange.start and node.args[:1] == (0,))
 
 
 def inverse(like: fx.Node, order: fx.Node) -> fx.Node:
