@@ -1,7 +1,8 @@
-"""Time forty kernels of segments that nothing was fitted on beside what the simulator says of them.
+"""Time kernels of segments that were drawn by a seed beside what the simulator says of them.
 
-    python -m benchmarks.run.ragged_kernels             on an H200: values, times, predictions
-    python -m benchmarks.run.ragged_kernels --build     compile the kernels, without a GPU, and predict
+    python -m benchmarks.run.ragged_kernels                     on an H200: values, times, predictions of the fresh set
+    python -m benchmarks.run.ragged_kernels --set validation    of the one that two constants were fitted on
+    python -m benchmarks.run.ragged_kernels --predict           predictions alone, without a GPU
 
 The kernels are those of ``benchmarks/lib/fresh_ragged.py``. The simulator is told the lengths of the drawn graph, as
 ``explain`` is of a user's. Each kernel runs on poisoned results first, twice, for the same bits, and is held against
@@ -18,7 +19,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.lib.fresh_ragged import RaggedCase, cases
+from benchmarks.lib.fresh_ragged import SEEDS, RaggedCase, cases
 from benchmarks.lib.places import RESULTS
 from tilestream import devices
 from tilestream.bench.environment import environment
@@ -29,6 +30,7 @@ from tilestream.run.device_ops import segments
 from tilestream.run.executable import build_ahead, executable
 from tilestream.simulator import simulate
 
+RESULT = RESULTS / "ragged_kernels.json"
 TOLERANCE = {"bf16": 2.0**-7, "f16": 2.0**-10, "f32": 2.0**-18}
 """Of a result that is rounded once, against float64, all elements as one vector."""
 
@@ -88,10 +90,11 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--build", action="store_true", help="compile and predict; no GPU")
-    build = parser.parse_args().build
-    every = cases()
-    if build:
+    parser.add_argument("--set", choices=sorted(SEEDS), default="fresh")
+    parser.add_argument("--predict", action="store_true", help="no GPU")
+    given = parser.parse_args()
+    every = cases(given.set)
+    if given.predict:
         for number, case in enumerate(every):
             refused = kernel_of(case.pipeline).refusal
             starts = torch.zeros(case.nodes + 1, dtype=torch.long)
@@ -110,9 +113,10 @@ def main() -> None:
             print(f"{case.name}: {row['failed']}")
         rows.append(row)
         torch.cuda.empty_cache()
-    data = {"schema": 1, "environment": environment(), "summary": summary(rows), "rows": rows}
+    data = {"environment": environment(), "summary": summary(rows), "rows": rows}
     print(json.dumps(data["summary"]))
-    (RESULTS / "ragged_kernels.json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    kept = json.loads(RESULT.read_text(encoding="utf-8")) if RESULT.exists() else {}
+    RESULT.write_text(json.dumps({**kept, given.set: data}, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

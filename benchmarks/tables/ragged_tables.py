@@ -12,11 +12,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.lib.marked import table, us, with_parts
-from benchmarks.lib.places import DOCS, RESULTS
-from benchmarks.run.ragged_kernels import summary
+from benchmarks.lib.places import DOCS
+from benchmarks.run.ragged_kernels import RESULT, summary
 
 PAGE = DOCS / "simulator.md"
-RESULT = RESULTS / "ragged_kernels.json"
 
 
 def _line(name: str, rows: Sequence[dict[str, Any]]) -> list[str]:
@@ -27,16 +26,19 @@ def _line(name: str, rows: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def part() -> str:
-    """Errors by kind of kernel and by kind of graph, and of all."""
-    if not RESULT.exists():
-        return "Not measured yet."
-    rows = json.loads(RESULT.read_text(encoding="utf-8"))["rows"]
-    kinds = {r["kernel"].split()[0]: [] for r in rows} | {r["graph"]: [] for r in rows}
-    for row in rows:
-        kinds[row["kernel"].split()[0]].append(row)
-        kinds[row["graph"]].append(row)
+    """Errors of the fresh set by kind of kernel and by kind of graph, of all of it, and of the validation set."""
+    found = json.loads(RESULT.read_text(encoding="utf-8")) if RESULT.exists() else {}
+    lines = []
+    for name, of in (("fresh", "all"), ("validation", "validation set, two constants fitted on it")):
+        rows = found.get(name, {"rows": []})["rows"]
+        kinds: dict[str, list[dict[str, Any]]] = {}
+        for row in rows if name == "fresh" else ():
+            kinds.setdefault(row["kernel"].split()[0], []).append(row)
+        for row in rows if name == "fresh" else ():
+            kinds.setdefault(row["graph"], []).append(row)
+        lines += [_line(kind, each) for kind, each in kinds.items()] + ([_line(of, rows)] if rows else [])
     heads = ["", "number", "mean absolute error", "mean error", "worst", "the worst, us", "simulated"]
-    return table(heads, [*(_line(name, of) for name, of in kinds.items()), _line("all", rows)])
+    return table(heads, lines) if lines else "Not measured yet."
 
 
 def filled(text: str) -> str:

@@ -52,6 +52,15 @@ def announced(what: str, fallback: bool = True) -> Iterator[None]:
         announce_failure(what, failure)
 
 
+@contextlib.contextmanager
+def said_later(what: str) -> Iterator[None]:
+    """An exception inside ends the block; what comes after it meets the same one, and says why."""
+    try:
+        yield
+    except Exception as failure:
+        log.debug("%s: what comes after says why", what, exc_info=failure)
+
+
 def first_line(failure: BaseException) -> str:
     """The first line of an exception's message."""
     lines = str(failure).strip().splitlines()

@@ -9,9 +9,9 @@ import torch
 from torch import fx
 
 from tilestream.apps.models import find
-from tilestream.bench.saved import saved
+from tilestream.bench.saved import peak, saved
 from tilestream.graph.kept import MOST_RESULTS, SMALL_BYTES, pieces
-from tilestream.graph.live import Live, peak
+from tilestream.graph.live import Live
 from tilestream.graph.nodes import aten
 
 WIDTH = 256

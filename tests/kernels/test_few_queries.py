@@ -12,6 +12,7 @@ import torch
 from attention_cases import BF16, F16, case, judged
 from eager_regions import trace
 from shared_keys import attended, operands
+from torch import fx
 
 from tilestream.cuda import beside
 from tilestream.cuda import few_queries as launched
@@ -19,11 +20,12 @@ from tilestream.cuda.compile import compile_text
 from tilestream.cuda.few_queries import NAME, kernel
 from tilestream.cuda.host.build import HostRace, HostRun, HostTrap, Mutation
 from tilestream.cuda.host.lanes import on_lanes
-from tilestream.graph.rewrites.shared_keys import share_keys
+from tilestream.graph.rewrites.shared_keys import is_attention, share_keys
 from tilestream.graph.rewrites.table import rewrite
 from tilestream.options import Options
+from tilestream.plan.candidates import FALLBACK, Candidate
 from tilestream.run import few_queries
-from tilestream.run.attention import replace_attention
+from tilestream.run.attention import attention_trial, replace_attention
 from tilestream.run.target import resolve
 
 gxx = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
@@ -131,3 +133,22 @@ def test_it_stands_where_queries_share_keys() -> None:
         assert replace_attention(graph, few_queries.STREAMED, options.with_(attention=False), target) == 0
         assert replace_attention(graph, few_queries.STREAMED, options, target) == taken
         torch.testing.assert_close(graph(*inputs)[0], want)
+
+
+def test_both_ways_are_called_on_values_like_the_operands() -> None:
+    for shape in ((1, 32), (2, 1, 1, 32)):
+        inputs = [t.bfloat16().repeat(1, 1, 1, 2) for t in operands()] + [torch.randn(shape).bfloat16()]
+        graph = trace(attended, inputs)
+        assert rewrite(graph, share_keys) == 1
+        (node,) = [n for n in graph.graph.nodes if is_attention(n)]
+        trial = attention_trial(node, few_queries.STREAMED.ours)
+        values = trial.make()
+        assert trial.plain is not None and [v.shape for v in values] == [n.meta["val"].shape for n in values_of(node)]
+        (right,) = trial.plain(*[v.double() for v in values])
+        for candidate in (Candidate("ours", None, None, operator="ours"), Candidate(FALLBACK, None, None)):
+            (made,) = trial.call(candidate, values)()
+            torch.testing.assert_close(made.double(), right, atol=0.05, rtol=0.05)
+
+
+def values_of(node: fx.Node) -> list[fx.Node]:
+    return [n for n in node.all_input_nodes if n.meta["val"].is_floating_point()]

@@ -415,7 +415,7 @@ def test_both_passes_are_timed_and_held_to_float64(training: bool, fault: str, m
     monkeypatch.setattr(fallback, "rest", fallback.eager)
     monkeypatch.setattr(clocks, "capture", Called)
     monkeypatch.setattr(clocks, "to_choose", lambda arms: [[float(len(arm.outputs))] for arm in arms])
-    trial = timing.interaction_trial(SIZES, TABLES, str(torch.bfloat16), training, HERE)
+    trial = timing.interaction_trial(Kind(SIZES, TABLES, str(torch.bfloat16), training), HERE)
     right = trial.call
 
     def wrong(candidate: Candidate, values: Sequence[Any]) -> Callable[[], Sequence[Tensor]]:

@@ -17,7 +17,7 @@ from tilestream.options import Options
 from tilestream.plan import chooser
 from tilestream.plan.candidates import FALLBACK, Candidate
 from tilestream.run import library_attention, prepare, timing
-from tilestream.run.attention import replace_attention
+from tilestream.run.attention import attention_trial, kind_of, replace_attention
 from tilestream.run.target import Target
 from tilestream.run.timer import Timer, Trial
 
@@ -25,7 +25,7 @@ TARGET = Target("cuda", torch.device("cuda"), get("h200"))
 OPTIONS = Options(cache=False)
 
 
-def graph_of(batch: int = 2, features: int = 64, bias: bool = False) -> fx.GraphModule:
+def graph_of(batch: int = 2, features: int = 64, bias: bool = False, causal: bool = False) -> fx.GraphModule:
     """cuDNN's attention of three heads over 128 positions, on fake tensors of a GPU, and a view of its result."""
     graph = fx.Graph()
     with FakeTensorMode():
@@ -37,7 +37,7 @@ def graph_of(batch: int = 2, features: int = 64, bias: bool = False) -> fx.Graph
         mask = graph.placeholder("mask") if bias else None
         if mask is not None:
             mask.meta["val"] = torch.empty(batch, 3, 128, 128, device="cuda", dtype=torch.bfloat16)
-        made = call(operands[0], library_attention.CUDNN, *operands, mask, False)
+        made = call(operands[0], library_attention.CUDNN, *operands, mask, False, 0.0, causal)
         result = call(made, operator.getitem, made, 0)
         turned = call(made, torch.ops.aten.transpose.int, result, 1, 2)
         graph.output((call(made, torch.ops.aten.view.default, turned, [batch * 128, 3 * features]),))
@@ -93,12 +93,13 @@ def test_times_are_taken_once(cache_dir: object, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.gpu
 @pytest.mark.parametrize("causal", [False, True])
 def test_both_compute_the_same(causal: bool) -> None:
-    layouts = 3 * (((2, 3, 128, 64), (24576, 64, 192, 1)),)
-    (node,) = [n for n in graph_of().graph.nodes if n.target is library_attention.CUDNN]
-    kind = library_attention.Kind(*layouts, str(torch.bfloat16), causal, 0.125)
+    (node,) = [n for n in graph_of(causal=causal).graph.nodes if n.target is library_attention.CUDNN]
+    kind = kind_of(node)
+    assert library_attention.fits(node) and kind.causal == causal
     target = Target("cuda", torch.device("cuda", 0), get("h200"))
     asked = chooser.alternative("flash attention", kind, target.hardware)
-    made = chooser.decide(asked, Timer(library_attention.trial(node, kind, target), target))
+    trial = attention_trial(node, library_attention.FLASH_ATTENTION.ours)
+    made = chooser.decide(asked, Timer(trial, target))
     assert all(c.measured_us for c in made.candidates)
 
 

@@ -7,6 +7,7 @@ Both are counted on graphs, nothing is computed: a GPU is not needed, and module
 from __future__ import annotations
 
 import copy
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,9 +16,10 @@ import torch
 from torch import Tensor, fx
 
 from tilestream import devices
+from tilestream.graph import interaction
 from tilestream.graph.cut import Cutter
-from tilestream.graph.interaction import place_all
-from tilestream.graph.live import peak
+from tilestream.graph.live import storage, tensor_bytes
+from tilestream.graph.nodes import is_view
 from tilestream.graph.recompute import saved_bytes
 from tilestream.graph.rewrites.settings import Settings
 from tilestream.options import Options
@@ -49,7 +51,10 @@ def saved(model: Callable[..., Any], inputs: Sequence[Tensor], least_rows: int =
     from torch._functorch.partitioners import min_cut_rematerialization_partition
     from torch._inductor.decomposition import select_decomp_table
 
-    cut = Cutter(Settings(least_rows), lambda joint: place_all(joint, joint=True))
+    def place_interactions(joint: fx.GraphModule) -> None:
+        interaction.place(joint, interaction.find_interactions(joint.graph, joint=True))
+
+    cut = Cutter(Settings(least_rows), place_interactions)
     inductor = _counted(model, inputs, min_cut_rematerialization_partition, select_decomp_table(), _peak)
     return Saved(inductor, _counted(model, inputs, cut, {}, _streamed_peak))
 
@@ -96,3 +101,25 @@ def _counted(
     )
     torch.compile(model, backend=backend)(*inputs)
     return Bytes(sum(b.saved for b in found), max((b.peak for b in found), default=0))
+
+
+def peak(graph: fx.Graph) -> int:
+    """Bytes that live at most while a graph runs in its order, besides the user's inputs and parameters.
+
+    Counted of results as they are handed on, each freed after its last reader; fusion of what is left makes it less.
+    """
+    nodes = list(graph.nodes)
+    last = {storage(n): time for time, node in enumerate(nodes) for n in node.all_input_nodes}
+    frees: dict[int, int] = {}
+    live = most = 0
+    for time, node in enumerate(nodes):
+        if node.op == "placeholder" and node.name.startswith("primals"):
+            continue
+        if node.op not in ("placeholder", "call_function") or is_view(node) or node.target is operator.getitem:
+            continue
+        for part in [u for u in node.users if u.target is operator.getitem] or [node]:
+            live += tensor_bytes(part)
+            frees[last.get(part, time)] = frees.get(last.get(part, time), 0) + tensor_bytes(part)
+        most = max(most, live)
+        live -= frees.pop(time, 0)
+    return most

@@ -80,13 +80,12 @@ def capture(
         CaptureError: the model fails on these inputs, Dynamo or AOTAutograd refuse it, it holds no tensor operation,
             or training has nothing to train.
     """
-    from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
-    from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
-
     fakes, arguments, named = faked(model, inputs, keywords or {})
     try:
         return _record(model, arguments, named, training, fakes, partition=partition)
-    except (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode) as failure:
+    except Exception as failure:
+        if not _needs_values(failure):
+            raise
         why = f"what it does depends on values{_at(failure)}"
         if is_fake((list(inputs), dict(keywords or {}))):
             raise NeedsValuesError(f"the model could not be captured: {why}", "give it real tensors") from failure

@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
 from typing import Generic, TypeVar
 
 from torch import fx
@@ -111,25 +112,23 @@ def in_order(units: Sequence[Iterable[N]], before: Callable[[N], Iterable[N]]) -
         PlanError: two units wait for each other: one of them is not convex.
     """
     unit = {node: i for i, nodes in enumerate(units) for node in nodes}
-    needs: list[set[int]] = [set() for _ in units]
-    after: dict[int, set[int]] = {i: set() for i in range(len(units))}
+    needs: dict[int, set[int]] = {i: set() for i in range(len(units))}
     for node, i in unit.items():
-        for j in {unit[p] for p in before(node) if p in unit} - {i}:
-            needs[i].add(j)
-            after[j].add(i)
-    waits = [len(own) for own in needs]
-    ready = [i for i, count in enumerate(waits) if not count]
+        needs[i].update(j for p in before(node) if (j := unit.get(p, i)) != i)
+    sorter = TopologicalSorter(needs)
+    try:
+        sorter.prepare()
+    except CycleError as cycle:
+        stuck = next(iter(units[cycle.args[1][0]]))
+        remedy = "cut it where a path leaves and comes back"
+        raise PlanError(f"the group of {str(stuck)!r} waits for itself", remedy) from None
+    ready: list[int] = []
     order: list[int] = []
-    while ready:
-        i = heapq.heappop(ready)
-        order.append(i)
-        for j in after[i]:
-            waits[j] -= 1
-            if not waits[j]:
-                heapq.heappush(ready, j)
-    if len(order) < len(units):
-        stuck = next(node for node, i in unit.items() if waits[i])
-        raise PlanError(f"the group of {str(stuck)!r} waits for itself", "cut it where a path leaves and comes back")
+    while sorter:
+        for i in sorter.get_ready():
+            heapq.heappush(ready, i)
+        order.append(heapq.heappop(ready))
+        sorter.done(order[-1])
     return order
 
 

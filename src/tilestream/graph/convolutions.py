@@ -64,17 +64,26 @@ def pair(found: object) -> tuple[int, int]:
     return int(found[0]), int(found[-1])
 
 
-def why_not(node: fx.Node) -> str:
-    """Why an ``aten.convolution`` is not taken as one of pixels; empty if it can be."""
+def of_pictures(node: fx.Node) -> tuple[torch.Tensor, Window]:
+    """What an ``aten.convolution`` reads, and its window, where kernels compute such.
+
+    Raises:
+        Unsupported: they do not.
+    """
     x, weight = (value(a) for a in node.args[:2])
     if x is None or weight is None or x.dim() != 4:
-        return "a convolution over other than two dimensions"
+        raise Unsupported("a convolution over other than two dimensions")
     if argument(node, 6, "transposed", False) or argument(node, 8, "groups", 1) != 1:
-        return "a transposed convolution, or one of groups: channels do not share one weight"
+        raise Unsupported("a transposed convolution, or one of groups: channels do not share one weight")
     if x.dtype not in DTYPES or x.dtype == torch.float32:
-        return f"a convolution of {str(x.dtype).removeprefix('torch.')}: bfloat16 and float16 stream"
+        raise Unsupported(f"a convolution of {str(x.dtype).removeprefix('torch.')}: bfloat16 and float16 stream")
+    return x, window_of(node, x, weight, 2)
+
+
+def why_not(node: fx.Node) -> str:
+    """Why an ``aten.convolution`` is not taken as one of pixels; empty if it can be."""
     try:
-        window = window_of(node, x, weight, 2)
+        x, window = of_pictures(node)
     except Unsupported as reason:
         return reason.reason
     if not x.is_contiguous(memory_format=torch.channels_last):

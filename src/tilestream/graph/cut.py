@@ -9,7 +9,7 @@ from typing import Any
 from torch import fx
 
 from tilestream.graph.gradients import transposed
-from tilestream.graph.nodes import aten, packet
+from tilestream.graph.nodes import aten, packet, results_of
 from tilestream.graph.recompute import make_again, saved_bytes, unsaved
 from tilestream.graph.rewrites.settings import DEFAULT, Settings
 from tilestream.graph.rewrites.table import When, rewrite
@@ -66,18 +66,11 @@ def save_rows(forward: fx.GraphModule, backward: fx.GraphModule, results: int) -
         results: how many of the forward graph's outputs are the user's; the others are saved.
     """
     output, given = forward.graph.output_node(), {n.name: n for n in backward.graph.find_nodes(op="placeholder")}
-    outputs = output.args[0]
-    assert isinstance(outputs, list | tuple)
+    outputs = results_of(forward.graph)
     first = next(n for n in backward.graph.nodes if n.op != "placeholder")
-    for view in dict.fromkeys(outputs[results:]):
-        rows, place = transposed(view), given.get(view.name) if isinstance(view, fx.Node) else None
-        if (
-            not isinstance(view, fx.Node)
-            or rows is None
-            or place is None
-            or rows in outputs
-            or view in outputs[:results]
-        ):
+    for view in dict.fromkeys(v for v in outputs[results:] if isinstance(v, fx.Node)):
+        rows, place = transposed(view), given.get(view.name)
+        if rows is None or place is None or rows in outputs or view in outputs[:results]:
             continue
         if not all(packet(user) is aten.mm and user.args[0] is place for user in place.users):
             continue

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from tilestream.graph.costs import flops
-from tilestream.graph.kernels import Kernel, bytes_of, dtype_of
+from tilestream.graph.costs.work import dtype_of, size
 from tilestream.graph.nodes import VIEWS
 from tilestream.graph.provenance import function
 
@@ -26,12 +26,14 @@ _OTHERS = (str(Path(torch.__file__).parent), __file__, str(Path(__file__).parent
 
 @dataclass(frozen=True)
 class EagerOp:
-    """One call of an operator: its name, the user's line, its FLOPs, and the kernel that it is."""
+    """One call of an operator: its name, the user's line, and the kernel that it is: its FLOPs, the dtype of products
+    (bf16, f16, f32, float64), and bytes between DRAM and the chip."""
 
     op: str
     source: str
     flops: int
-    kernel: Kernel
+    dtype: str
+    bytes: float
 
 
 class Watch(TorchDispatchMode):
@@ -55,8 +57,8 @@ class Watch(TorchDispatchMode):
         if not self._inside() and TracingContext.try_get() is None and _computes(func, packet):
             amount = flops.of_call(packet, args, kwargs or {}, result)
             tensors = [x for x in tree_leaves((args, kwargs, result)) if isinstance(x, torch.Tensor)]
-            kernel = Kernel(amount, dtype_of(tensors), sum(map(bytes_of, tensors)))
-            self.found.append(EagerOp(str(func), _line(), amount, kernel))
+            moved = sum(size(x) * x.element_size() for x in tensors)
+            self.found.append(EagerOp(str(func), _line(), amount, dtype_of(tensors), moved))
         return result
 
 

@@ -54,15 +54,26 @@ def wide_blocks(
             if not shared and _feeds_a_stream([last, *behind][-1], facts):
                 continue
             (start,) = inputs
-            groups = []
-            for tail in ([*behind], []):
-                group = {*members, *tail}
-                free = [n for n in nodes if n not in taken and (shared or n not in left)]
-                for front in (in_front(start, group, free, facts), set()):
-                    found = [n for n in nodes if n in group or n in front]
-                    if found not in groups:
-                        groups.append(found)
-            yield groups
+            free = [n for n in nodes if n not in taken and (shared or n not in left)]
+            yield forms([members], behind, start, nodes, free, facts)
+
+
+def forms(
+    middles: Sequence[set[fx.Node]],
+    behind: Collection[fx.Node],
+    start: fx.Node | None,
+    nodes: Collection[fx.Node],
+    free: Sequence[fx.Node],
+    facts: Facts,
+) -> list[list[fx.Node]]:
+    """Groups in the order of ``nodes``, each once: what lies in the middle with and without what is ``behind``, the
+    first of ``middles`` also with those of the ``free`` nodes in front of it that make ``start``."""
+    found: dict[tuple[fx.Node, ...], None] = {}
+    for tail in ({*behind}, set[fx.Node]()):
+        widest = middles[0] | tail
+        for group in (widest | in_front(start, widest, free, facts), *(middle | tail for middle in middles)):
+            found[tuple(n for n in nodes if n in group)] = None
+    return [list(group) for group in found]
 
 
 def _feeds_a_stream(result: fx.Node, facts: Facts) -> bool:
@@ -138,19 +149,7 @@ def start_of(first: fx.Node, members: set[fx.Node], facts: Facts) -> fx.Node | N
 
 def _before(last: fx.Node, facts: Facts) -> tuple[set[fx.Node], list[fx.Node]]:
     """``last`` and what it is made from, back to the products before it; no products where it reaches an input."""
-    members, firsts, tiles = {last}, [], facts.tiles
-    todo = list(tiles[last])
-    while todo:
-        node = todo.pop()
-        if node in members:
-            continue
-        if node not in tiles:
-            return members, []
-        members.add(node)
-        if is_product(node):
-            firsts.append(node)
-        else:
-            todo += tiles[node]
-            if not tiles[node]:
-                return members, []
-    return members, firsts
+    members = reached([last], lambda n: facts.tiles.get(n, ()) if n is last or not is_product(n) else ())
+    others = members - {last}
+    whole = all(n in facts.tiles and (is_product(n) or facts.tiles[n]) for n in others)
+    return members, [n for n in others if is_product(n)] if whole else []

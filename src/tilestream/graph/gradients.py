@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import fx
 
-from tilestream.graph.nodes import aten, is_view, keeps_features, packet, sums_rows, value
+from tilestream.graph.nodes import aten, is_view, keeps_features, packet, permutation, sums_rows, value
 from tilestream.graph.provenance import source
 from tilestream.graph.sizes import expression, hint, settled
 from tilestream.ir.dtypes import TORCH_DTYPES
@@ -117,16 +117,7 @@ def _wanted(node: fx.Node, dtype: str) -> str:
 
 def transposed(node: object) -> fx.Node | None:
     """What a node is the transpose of, where it is that of a matrix."""
-    if not isinstance(node, fx.Node) or not node.args or not isinstance(node.args[0], fx.Node):
-        return None
-    before = value(node.args[0])
-    if before is None or before.dim() != 2:
-        return None
-    dims = node.args[1:]
-    swaps = (packet(node) is aten.transpose and {d % 2 for d in dims if isinstance(d, int)} == {0, 1}) or (
-        packet(node) is aten.permute and list(dims[0]) in ([1, 0], [-1, -2], [-1, 0], [1, -2])  # pyright: ignore
-    )
-    return node.args[0] if packet(node) is aten.t or swaps else None
+    return node.all_input_nodes[0] if isinstance(node, fx.Node) and permutation(node) == [1, 0] else None
 
 
 def aliases(node: fx.Node, views: Callable[[fx.Node], bool] = is_view) -> list[fx.Node]:

@@ -6,14 +6,13 @@ of what it reads, or before the first one. So a weight's gradient frees what was
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
 from torch import fx
 
-from tilestream.graph.nodes import is_view, value
+from tilestream.graph.nodes import is_view, readers, value
 from tilestream.graph.sizes import hint
 
 BEFORE = -1
@@ -49,7 +48,7 @@ class Live:
         for node, read in last.items():
             size = tensor_bytes(node)
             if node in inside:
-                if all(u in inside for u in _readers(node)):
+                if all(u in inside for u in readers(node)):
                     continue  # it stays on chip
                 made[inside[node]] += size
             for time in range(times[node] + 1, min(read, after - 1) + 1):
@@ -93,37 +92,3 @@ def _times(graph: fx.Graph, inside: dict[fx.Node, int], after: int) -> dict[fx.N
             waits = max((found[n] for n in node.all_input_nodes), default=BEFORE)
             found[node] = after if passed and waits == BEFORE and node.op == "call_function" else waits
     return found
-
-
-def _readers(node: fx.Node) -> set[fx.Node]:
-    """What reads a node, or a view of it."""
-    found, queue = set[fx.Node](), [node]
-    while queue:
-        for user in queue.pop().users:
-            if is_view(user):
-                queue.append(user)
-            else:
-                found.add(user)
-    return found
-
-
-def peak(graph: fx.Graph) -> int:
-    """Bytes that live at most while a graph runs in its order, besides the user's inputs and parameters.
-
-    Counted of results as they are handed on, each freed after its last reader; fusion of what is left makes it less.
-    """
-    nodes = list(graph.nodes)
-    last = {storage(n): time for time, node in enumerate(nodes) for n in node.all_input_nodes}
-    frees: dict[int, int] = {}
-    live = most = 0
-    for time, node in enumerate(nodes):
-        if node.op == "placeholder" and node.name.startswith("primals"):
-            continue
-        if node.op not in ("placeholder", "call_function") or is_view(node) or node.target is operator.getitem:
-            continue
-        for part in [u for u in node.users if u.target is operator.getitem] or [node]:
-            live += tensor_bytes(part)
-            frees[last.get(part, time)] = frees.get(last.get(part, time), 0) + tensor_bytes(part)
-        most = max(most, live)
-        live -= frees.pop(time, 0)
-    return most

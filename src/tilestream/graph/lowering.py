@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import sympy
@@ -225,45 +225,44 @@ class Emitter:
             name = f"x{len(self.inputs)}"
             self._tensor(Tensor.of(name, Role.INPUT, (features,), dtype_of(node)))
             self.inputs.append(Binding(name, node, (("flatten", features),)))
-            tile = Tile.of(f"load{len(self.ops)}", features, dtype_of(node))
-            self.ops.append(TileOp("load", tile, (), (name,), (), self._source))
-            self._loads[key] = tile
+            self._loads[key] = self._load((name,), features, dtype_of(node))
         return self._loads[key]
+
+    def _load(self, names: tuple[str, ...], features: int, dtype: str, attrs: tuple[tuple[str, int], ...] = ()) -> Tile:
+        tile = Tile.of(f"load{len(self.ops)}", features, dtype)
+        self.ops.append(TileOp("load", tile, (), names, attrs, self._source))
+        return tile
+
+    def _bind(
+        self, node: fx.Node, letter: str, among: list[Binding], steps: Steps, made: Callable[[str], Tensor]
+    ) -> str:
+        """The name of an operand of which every tile has all; ``made`` makes the tensor of that name."""
+        if (node, steps) not in self._bound:
+            self._check_device(node)
+            name = self._bound[node, steps] = f"{letter}{len(among)}"
+            self._tensor(made(name))
+            among.append(Binding(name, node, steps))
+        return self._bound[node, steps]
 
     def gathered(self, table: fx.Node, rows: int | None, features: int, index: fx.Node, dtype: str) -> Tile:
         """The tile of rows of ``table`` that ``index`` (of ``dtype``) names; both come from outside of the region."""
         self.parameter_nodes |= {table, index}
         if table in self.values or index in self.values:
             raise Unsupported("it uses a value of the same rows as a parameter")
-        for node in (table, index):
-            self._check_device(node)
-        if (table, ()) not in self._bound:
-            name = self._bound[table, ()] = f"t{len(self.parameters)}"
-            self._tensor(Tensor.table(name, rows, features, dtype_of(table)))
-            self.parameters.append(Binding(name, table, ()))
-        if (index, INDEX_STEPS) not in self._bound:
-            name = self._bound[index, INDEX_STEPS] = f"x{len(self.inputs)}"
-            self._tensor(Tensor.of(name, Role.INPUT, (), dtype))
-            self.inputs.append(Binding(name, index, INDEX_STEPS))
-        names = (self._bound[table, ()], self._bound[index, INDEX_STEPS])
-        tile = Tile.of(f"load{len(self.ops)}", features, dtype_of(table))
-        self.ops.append(TileOp("load", tile, (), names, (), self._source))
-        return tile
+        own = dtype_of(table)
+        whole = self._bind(table, "t", self.parameters, (), lambda name: Tensor.table(name, rows, features, own))
+        named = self._bind(index, "x", self.inputs, INDEX_STEPS, lambda name: Tensor.of(name, Role.INPUT, (), dtype))
+        return self._load((whole, named), features, own)
 
     def tapped(self, pictures: fx.Node, tap: Tap, channels: int) -> Tile:
         """The tile of pixels that ``tap`` takes of ``pictures``, which come from outside of the region."""
         self.parameter_nodes.add(pictures)
         if pictures in self.values:
             raise Unsupported("a convolution reads pixels of other rows")
-        self._check_device(pictures)
-        if (pictures, ()) not in self._bound:
-            name = self._bound[pictures, ()] = f"p{len(self.parameters)}"
-            height, width = (int(d) for d in _tensor(pictures).shape[1:3])
-            self._tensor(Tensor.pictures(name, height, width, channels, dtype_of(pictures)))
-            self.parameters.append(Binding(name, pictures, ()))
-        tile = Tile.of(f"load{len(self.ops)}", channels, dtype_of(pictures))
-        self.ops.append(TileOp("load", tile, (), (self._bound[pictures, ()],), tap.attrs, self._source))
-        return tile
+        height, width = (int(d) for d in _tensor(pictures).shape[1:3])
+        sizes = height, width, channels, dtype_of(pictures)
+        name = self._bind(pictures, "p", self.parameters, (), lambda name: Tensor.pictures(name, *sizes))
+        return self._load((name,), channels, dtype_of(pictures), tap.attrs)
 
     def parameter(self, node: object, steps: Steps, shape: tuple[int, ...], dtype: str = "") -> str:
         """The name of a whole operand that every tile uses; ``dtype`` is the node's own if not given."""
@@ -272,15 +271,11 @@ class Emitter:
         self.parameter_nodes.add(node)
         if node in self.values:
             raise Unsupported("it uses a value of the same rows as a parameter")
-        key = (node, steps)
-        if key not in self._bound:
-            self._check_device(node)
-            kind = "w" if len(shape) == 2 else "v"
-            name = f"{kind}{len(self.parameters)}"
-            self._tensor(Tensor.of(name, Role.PARAMETER, shape, dtype or dtype_of(node)))
-            self.parameters.append(Binding(name, node, steps))
-            self._bound[key] = name
-        return self._bound[key]
+
+        def made(name: str) -> Tensor:
+            return Tensor.of(name, Role.PARAMETER, shape, dtype or dtype_of(node))
+
+        return self._bind(node, "w" if len(shape) == 2 else "v", self.parameters, steps, made)
 
     def _tensor(self, tensor: Tensor) -> None:
         self.tensors[tensor.name] = tensor

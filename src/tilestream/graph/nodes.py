@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -59,11 +60,8 @@ def packet(node: fx.Node) -> Any:
 
 def name(node: fx.Node) -> str:
     """The operator's name as users know it, ``aten.addmm.default``."""
-    return (
-        str(node.target)
-        if isinstance(node.target, torch._ops.OpOverload)
-        else getattr(node.target, "__name__", str(node.target))
-    )
+    whole = str(node.target)
+    return whole if isinstance(node.target, torch._ops.OpOverload) else getattr(node.target, "__name__", whole)
 
 
 def is_view(node: fx.Node) -> bool:
@@ -76,6 +74,12 @@ def is_view(node: fx.Node) -> bool:
 def is_result(node: fx.Node) -> bool:
     """Whether a graph returns a node, or a view of it: whoever called sees its strides."""
     return any(user.op == "output" or (is_view(user) and is_result(user)) for user in node.users)
+
+
+def results_of(graph: fx.Graph) -> Sequence[Any]:
+    """What a graph returns: nodes, or None in their places."""
+    found: Any = graph.output_node().args[0]
+    return found
 
 
 def keeps_features(view: fx.Node) -> bool:
@@ -99,6 +103,26 @@ def sums_rows(node: fx.Node) -> bool:
 def first_alone(node: fx.Node) -> bool:
     """Whether of several results only the first is used."""
     return all(user.target is operator.getitem and user.args[1] == 0 for user in node.users)
+
+
+def permutation(node: fx.Node) -> list[int] | None:
+    """In which order a transpose or a permutation has the dimensions of its operand; None of another operator."""
+    before = value(node.args[0]) if packet(node) in (aten.t, aten.transpose, aten.permute) else None
+    if before is None:
+        return None
+    order, dims = list(range(before.dim())), node.args[1:] if packet(node) is not aten.t else (0, 1)
+    if packet(node) is aten.permute:
+        listed: Any = argument(node, 1, "dims")
+        return [d % len(order) for d in listed]
+    if len(order) > 1:
+        a, b = (d % len(order) for d in dims if isinstance(d, int))
+        order[a], order[b] = order[b], order[a]
+    return order
+
+
+def readers(node: fx.Node, through: Callable[[fx.Node], bool] = is_view) -> list[fx.Node]:
+    """What reads a node, or a view of it; ``through``: which users count as such."""
+    return [r for user in node.users for r in (readers(user, through) if through(user) else [user])]
 
 
 def is_slice(node: fx.Node) -> bool:

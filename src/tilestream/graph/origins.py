@@ -1,9 +1,6 @@
-"""What a node is under other leading dimensions, or without columns that it was padded by; what it is made of."""
+"""What a node is under other leading dimensions, or without columns that it was padded by."""
 
 from __future__ import annotations
-
-from collections.abc import Collection, Mapping, Sequence
-from types import MappingProxyType
 
 from torch import fx
 
@@ -39,25 +36,3 @@ def unpadded(node: fx.Node) -> fx.Node:
 def bare(steps: Steps) -> Steps:
     """Steps that change more than leading dimensions."""
     return tuple(step for step in steps if step[0] != "flatten")
-
-
-def is_made_of(
-    node: fx.Node,
-    others: Collection[fx.Node],
-    together: Mapping[fx.Node, Sequence[fx.Node]] = MappingProxyType({}),
-) -> bool:
-    """Whether a node is one of ``others``, or computed of one, through any operators.
-
-    Args:
-        together: nodes by each of those with which they run at once.
-    """
-    seen: set[fx.Node] = set()
-    queue = [node]
-    while queue:
-        each = queue.pop()
-        if each in others:
-            return True
-        if each not in seen:
-            seen.add(each)
-            queue += [*each.all_input_nodes, *together.get(each, ())]
-    return False

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from math import prod
 
 from torch import fx
 
 from tilestream.graph.convolutions import is_convolution
 from tilestream.graph.facts import Facts
-from tilestream.graph.few_rows import after_product, in_front, start_of
+from tilestream.graph.few_rows import after_product, forms, start_of
 from tilestream.graph.lowering import MAX_FEATURES
 from tilestream.graph.nodes import is_product, is_view
 
@@ -42,21 +42,25 @@ def lone_layers(
     Args:
         facts, taken: as ``few_rows.wide_blocks`` has them.
     """
-    found: dict[fx.Node, dict[fx.Node, set[fx.Node]]] = {}
+    starts: dict[fx.Node, dict[fx.Node, set[fx.Node]]] = {}
     for node in nodes:
         if node in taken or not is_product(node) or node not in facts.known or facts.width(node) > WIDEST_ALONE:
             continue
         views: set[fx.Node] = set()
         start = start_of(node, views, facts)
         if start is not None and facts.rows(node) > 0:
-            found.setdefault(start, {})[node] = {node, *views}
-    for start, products in found.items():
+            starts.setdefault(start, {})[node] = {node, *views}
+    for start, products in starts.items():
         for several in ([*products], *([one] for one in products if len(products) > 1)):
             shared = facts.few(several[0])
             wide = [*map(facts.width, several), *([_features(start)] if shared else [])]
             if max(wide) > MAX_FEATURES:
-                forms = _forms(nodes, start, {one: products[one] for one in several}, facts, taken)
-                yield [group for group in forms if shared or sum(not is_view(n) for n in group) > 1]
+                free = [n for n in nodes if n not in taken]  # by now
+                # Where views are of other rows, as heads put together again are, they stay outside.
+                middles = [set().union(*(products[one] for one in several)), {*several}]
+                behind = {n for one in several for n in after_product(one, facts)}
+                found = forms(middles, behind, start, nodes, free, facts)
+                yield [group for group in found if shared or sum(not is_view(n) for n in group) > 1]
 
 
 def behind_layers(nodes: Collection[fx.Node], facts: Facts) -> frozenset[fx.Node]:
@@ -87,28 +91,6 @@ def _goes_alone(node: fx.Node, facts: Facts) -> bool:
     assert isinstance(weight, fx.Node)
     out, *taken = weight.meta["val"].shape
     return prod(taken) > LONG_SUM or 0 < facts.rows(node) <= FEW_PIXELS
-
-
-def _forms(
-    nodes: Collection[fx.Node],
-    start: fx.Node,
-    products: Mapping[fx.Node, set[fx.Node]],
-    facts: Facts,
-    taken: Collection[fx.Node],
-) -> list[list[fx.Node]]:
-    """The group of ``products``, each with its views, with and without what is behind, in front, and the views: where
-    these are of other rows, as heads put together again are, they stay outside."""
-    viewed = set().union(*products.values())
-    behind = {n for one in products for n in after_product(one, facts)}
-    free = [n for n in nodes if n not in taken]
-    groups: list[list[fx.Node]] = []
-    for tail in (behind, set()):
-        front = in_front(start, viewed | tail, free, facts)
-        for group in (viewed | tail | front, viewed | tail, {*products} | tail):
-            made = [n for n in nodes if n in group]
-            if made not in groups:
-                groups.append(made)
-    return groups
 
 
 def _features(node: fx.Node) -> int:

@@ -14,7 +14,7 @@ an index are taken again: saved, they would have a kernel of their own and a tri
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 
@@ -26,11 +26,12 @@ from tilestream.graph.gradients import aliases
 from tilestream.graph.live import storage, tensor_bytes
 from tilestream.graph.lowering import MAX_FEATURES
 from tilestream.graph.modules import copied
-from tilestream.graph.nodes import GATHERS, MATMULS, aten, is_view, packet, value
+from tilestream.graph.nodes import GATHERS, MATMULS, aten, is_view, packet, results_of, value
 from tilestream.graph.operators import ELEMENTWISE
 from tilestream.graph.rewrites.table import When, rewrite
 from tilestream.graph.selection import partition
 from tilestream.graph.sizes import hint, settled
+from tilestream.ir.ways import reached
 
 MOST_INSTRUCTIONS = 28
 """An element, that hide behind writing and reading 16 bits of it (module's docstring)."""
@@ -57,8 +58,7 @@ def unsaved(forward: fx.GraphModule, backward: fx.GraphModule, results: int) -> 
     Args:
         results: how many of the forward graph's outputs are the user's; the others are saved.
     """
-    outputs = forward.graph.output_node().args[0]
-    assert isinstance(outputs, list | tuple)
+    outputs = results_of(forward.graph)
     own, saved = set(outputs[:results]), [n for n in outputs[results:] if isinstance(n, fx.Node)]
     given = {n.name: n for n in backward.graph.find_nodes(op="placeholder")}
     # What is saved may be a view of what others read.
@@ -84,8 +84,7 @@ def make_again(joint: fx.Graph, found: dict[fx.Node, tuple[fx.Node, ...]]) -> No
 
 def saved_bytes(forward: fx.GraphModule, results: int) -> int:
     """Bytes that live from the forward to the backward graph, besides inputs, parameters and the user's results."""
-    outputs = forward.graph.output_node().args[0]
-    assert isinstance(outputs, list | tuple)
+    outputs = results_of(forward.graph)
     wholes = {storage(n) for n in outputs[results:] if isinstance(n, fx.Node) and value(n) is not None}
     wholes -= {storage(n) for n in outputs[:results] if isinstance(n, fx.Node)}
     return sum(tensor_bytes(n) for n in wholes if n.op == "call_function")
@@ -109,23 +108,17 @@ def _elements(node: fx.Node) -> int:
 
 def _made(node: fx.Node, saved: set[fx.Node]) -> _Made | None:
     """How a value is made of placeholders and saved ones, by a few operators of rows."""
-    operators: list[fx.Node] = []
-    leaves: list[fx.Node] = []
-    queue = [node]
-    while queue:
-        at = queue.pop()
-        if at in operators or at in leaves:
-            continue
-        if at.op == "placeholder" or at in saved:
-            leaves.append(at)
-            continue
-        gathered = packet(at) in GATHERS and at is node
-        local = packet(at) in _LOCAL or is_view(at) or (at.target is operator.getitem and at.args[1] == 0)
-        if at.op != "call_function" or not (local or gathered) or len(operators) == _MOST_OPERATORS:
-            return None
-        operators.append(at)
-        queue += at.all_input_nodes
-    return _Made(tuple(operators), tuple(leaves))
+
+    def is_local(at: fx.Node) -> bool:
+        first = at.target is operator.getitem and at.args[1] == 0
+        local = packet(at) in _LOCAL or is_view(at) or first or (packet(at) in GATHERS and at is node)
+        return at.op == "call_function" and at not in saved and bool(local)
+
+    found = sorted(reached([node], lambda at: at.all_input_nodes if is_local(at) else ()))
+    operators = tuple(n for n in found if is_local(n))
+    leaves = tuple(n for n in found if n.op == "placeholder" or n in saved)
+    whole = len(operators) <= _MOST_OPERATORS and len(operators) + len(leaves) == len(found)
+    return _Made(operators, leaves) if whole else None
 
 
 def _is_gathered(made: _Made) -> bool:
@@ -157,9 +150,8 @@ def _inside_regions(forward: fx.GraphModule, found: dict[fx.Node, tuple[fx.Node,
     """Names of those that no region would leave in memory, were they not saved."""
     names = {n.name for n in found}
     trial = copied(forward)
-    last = trial.graph.output_node()
-    outputs: Sequence[fx.Node | None] = last.args[0]  # pyright: ignore[reportAssignmentType]
-    last.args = (tuple(n for i, n in enumerate(outputs) if i < results or n is None or n.name not in names),)
+    kept = (n for i, n in enumerate(results_of(trial.graph)) if i < results or n is None or n.name not in names)
+    trial.graph.output_node().args = (tuple(kept),)
     rewrite(trial, When.NORMAL_FORM)
     cuts = partition(trial, training=True).cuts
     return {n.name for cut in cuts for n in set(cut.nodes) - set(cut.outputs) if n.name in names}

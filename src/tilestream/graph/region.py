@@ -14,7 +14,7 @@ from torch import fx
 from tilestream.graph import operators
 from tilestream.graph.lowering import MAX_FEATURES, Binding, Emitter, Steps, Value
 from tilestream.graph.modules import lazy
-from tilestream.graph.nodes import Unsupported, is_constant, is_ours, is_sym, is_view, name, value
+from tilestream.graph.nodes import Unsupported, computes, is_constant, is_ours, name, value
 from tilestream.graph.patterns import fuse_rms_norm
 from tilestream.graph.provenance import source
 from tilestream.graph.rounding import round_results
@@ -159,7 +159,7 @@ def region_of(
         _readable(result, told, node)
     fake = value(next(iter(results)))
     assert fake is not None
-    compute = [n for n in nodes if not is_view(n) and n.op == "call_function" and value(n) is not None or _tuple(n)]
+    compute = [n for n in nodes if computes(n)]
     return Region(
         name=title,
         program=program,
@@ -171,7 +171,7 @@ def region_of(
         symbols=symbols,
         rows=rows,
         device=fake.device,
-        operators=tuple(name(n) for n in compute if name(n) != "getitem" and not is_ours(n)),
+        operators=tuple(name(n) for n in compute if not is_ours(n)),
         sources=tuple(dict.fromkeys(s for s in map(source, compute) if s)),
     )
 
@@ -214,10 +214,6 @@ def extract(
     result = graph.output(tuple(copies[n] for n in outputs))
     result.meta["val"] = tuple(n.meta.get("val") for n in outputs)
     return lazy(owner, graph), arguments
-
-
-def _tuple(node: fx.Node) -> bool:
-    return isinstance(node.meta.get("val"), list | tuple) and not is_view(node) and not is_sym(node)
 
 
 def _store(e: Emitter, node: fx.Node, index: int) -> Result:

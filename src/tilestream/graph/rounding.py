@@ -23,13 +23,9 @@ def round_results(ops: tuple[TileOp, ...]) -> tuple[TileOp, ...]:
         op = op.reading(names)
         made.append(op)
         out = op.out
-        if (
-            out is None
-            or out.name not in stored
-            or out.dtype == "f32"
-            or _is_exact(op)
-            or not _unrounded(out.name, ops)
-        ):
+        if out is None or out.dtype == "f32" or _is_exact(op):
+            continue
+        if out.name not in stored or not _unrounded(out.name, ops):
             continue
         rounded = Tile.of(f"rounded{len(names)}", out.features, out.dtype)
         made.append(TileOp("cast", rounded, (out.name,), (), (), op.source))

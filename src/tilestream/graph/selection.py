@@ -8,7 +8,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
-from typing import TypeVar
 
 import sympy
 import torch
@@ -46,7 +45,6 @@ from tilestream.kernels.product.finder import is_block
 from tilestream.kernels.product.tiled_block.model import is_tileable
 
 log = logging.getLogger(__name__)
-T = TypeVar("T")
 
 Lowered = tuple[Region, tuple[fx.Node, ...]]
 """A region, and those of its nodes that others use."""
@@ -77,6 +75,16 @@ class Cut:
     region: Region
     nodes: tuple[fx.Node, ...]
     outputs: tuple[fx.Node, ...]
+
+    def within(self, graph: fx.Graph) -> Cut | None:
+        """The same in another graph with nodes of the same names; None where one is not to be found there."""
+        by_name = {n.name: n for n in graph.nodes}
+        own = (*self.nodes, *self.outputs)
+        alike = all(n.name in by_name and by_name[n.name].target == n.target for n in own)
+        if not alike or not by_name.keys() >= set(self.region.arguments):
+            return None
+        nodes, outputs = (tuple(by_name[n.name] for n in some) for some in (self.nodes, self.outputs))
+        return Cut(self.region, nodes, outputs)
 
 
 @dataclass(frozen=True)
@@ -287,11 +295,7 @@ def _behind(refused: Iterable[fx.Node]) -> set[fx.Node]:
 
 def _without(facts: Facts, nodes: Collection[fx.Node]) -> Facts:
     """The facts of all other nodes."""
-
-    def left(told: Mapping[fx.Node, T]) -> dict[fx.Node, T]:
-        return {node: fact for node, fact in told.items() if node not in nodes}
-
-    return Facts(left(facts.known), left(facts.tiles), left(facts.parameters), left(facts.reasons), left(facts.kinds))
+    return Facts(*({n: fact for n, fact in told.items() if n not in nodes} for told in vars(facts).values()))
 
 
 def _whole(node: fx.Node) -> fx.Node:

@@ -272,10 +272,6 @@ def constant(node: fx.Node) -> float | None:
     return float(given) if isinstance(given, int | float) else None
 
 
-def is_zeros(node: fx.Node) -> bool:
-    return constant(node) == 0.0
-
-
 def first_alike(graph: fx.Graph, floats: bool = False) -> dict[fx.Node, fx.Node]:
     """Of each integer tensor that a graph computes, the first one computed alike: models take the same part of an index
     tensor in every layer.

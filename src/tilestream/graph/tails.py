@@ -35,14 +35,7 @@ class Tail:
     def within(self, owner: fx.Graph) -> Cut | None:
         """The tail in the graph that the region is of; None where a node is not to be found there."""
         (cut,) = self.part.cuts
-        by_name = {n.name: n for n in owner.nodes}
-        known = all(
-            n.name in by_name and by_name[n.name].target == n.target for n in (*cut.nodes, *cut.outputs)
-        ) and all(name in by_name for name in cut.region.arguments)
-        if not known:
-            return None
-        nodes, outputs = (tuple(by_name[n.name] for n in some) for some in (cut.nodes, cut.outputs))
-        return Cut(cut.region, nodes, outputs)
+        return cut.within(owner)
 
 
 def tails(region: Region) -> Iterator[Tail]:

@@ -21,11 +21,8 @@ def hidden(nodes: Sequence[fx.Node], facts: Facts) -> frozenset[fx.Node]:
     alone reads them and whose own columns, and those of what they are made from, a fragment holds.
     """
     found: set[fx.Node] = set()
-    for node in nodes:
-        if node in found or not _is_linear(node, facts) or facts.few(node):
-            continue
-        if facts.width(node) > MAX_FEATURES:
-            found |= _layer(node, facts)
+    for node in _wide_linears(nodes, facts):
+        found |= set() if node in found else _layer(node, facts)
     return frozenset(found)
 
 
@@ -36,13 +33,16 @@ def pooled(nodes: Sequence[fx.Node], facts: Facts) -> frozenset[fx.Node]:
     memory as it would behind a library's product.
     """
     found: set[fx.Node] = set()
-    for node in nodes:
-        if node in found or not _is_linear(node, facts) or facts.few(node) or facts.width(node) <= MAX_FEATURES:
-            continue
-        if any(facts.width(x) > MAX_FEATURES for x in facts.tiles[node] & facts.known.keys()):
-            continue
-        found |= _up_to_maxima(node, facts)
+    for node in _wide_linears(nodes, facts):
+        if node not in found and all(facts.width(x) <= MAX_FEATURES for x in facts.tiles[node] & facts.known.keys()):
+            found |= _up_to_maxima(node, facts)
     return frozenset(found)
+
+
+def _wide_linears(nodes: Sequence[fx.Node], facts: Facts) -> list[fx.Node]:
+    """Linears of many rows wider than a stage holds."""
+    linears = (n for n in nodes if _is_linear(n, facts) and not facts.few(n))
+    return [n for n in linears if facts.width(n) > MAX_FEATURES]
 
 
 def _up_to_maxima(start: fx.Node, facts: Facts) -> set[fx.Node]:
@@ -60,29 +60,20 @@ def _up_to_maxima(start: fx.Node, facts: Facts) -> set[fx.Node]:
 
 def _layer(start: fx.Node, facts: Facts) -> set[fx.Node]:
     """The hidden layer around a wide linear; nothing where it is none."""
-    inside: set[fx.Node] = set()
-    readers: set[fx.Node] = set()
-    todo = [start]
-    while todo:
-        node = todo.pop()
-        if node in inside:
-            continue
-        inside.add(node)
-        for user in node.users:
-            if _is_linear(user, facts):
-                readers.add(user)
-            elif _follows(user, start, facts):
-                todo.append(user)
-            else:
-                return set()
-        if _is_linear(node, facts):
-            if any(facts.width(x) > WIDEST[0] for x in facts.tiles[node] & facts.known.keys()):
-                return set()
-        else:
-            todo += (x for x in facts.tiles[node] if x in facts.known)
-    alone = len(readers) == 1 and all(facts.width(r) <= WIDEST[0] for r in readers)
-    equal = all(facts.width(n) == facts.width(start) for n in inside)
-    return inside if alone and equal and all(_plain(n, facts) for n in inside) else set()
+
+    def beside(node: fx.Node) -> list[fx.Node]:
+        """What else is of the layer: who goes on with a node, and, but for linears, what it is made from."""
+        if not _follows(node, start, facts):
+            return []
+        made_from = () if _is_linear(node, facts) else facts.tiles[node] & facts.known.keys()
+        return [*made_from, *(u for u in node.users if not _is_linear(u, facts))]
+
+    inside = reached([start], beside)
+    if not all(_follows(n, start, facts) for n in inside):
+        return set()
+    readers = {u for n in inside for u in n.users if _is_linear(u, facts)}
+    read = {x for n in inside if _is_linear(n, facts) for x in facts.tiles[n] & facts.known.keys()}
+    return inside if len(readers) == 1 and all(facts.width(n) <= WIDEST[0] for n in readers | read) else set()
 
 
 def _follows(node: fx.Node, start: fx.Node, facts: Facts) -> bool:

@@ -27,6 +27,7 @@ def analyse(
     *,
     keywords: Mapping[str, Any] | None = None,
     training: bool = False,
+    sums: bool = True,
 ) -> Analysis:
     """Capture ``model(*inputs, **keywords)``, select regions, and plan each for ``device``.
 
@@ -35,24 +36,13 @@ def analyse(
 
     Args:
         training: with gradients: forward and backward graphs.
+        sums: whether those by an index are made in sorted order where that pays.
 
     Raises:
         CaptureError: Dynamo could not capture the model.
         DeviceError: no device of that name is known.
     """
-    return _analysed(model, inputs, options or Options(), device, keywords, training)
-
-
-def _analysed(
-    model: Callable[..., Any],
-    inputs: Sequence[Any],
-    options: Options,
-    device: Device | None,
-    keywords: Mapping[str, Any] | None,
-    training: bool,
-    sums: bool = True,
-) -> Analysis:
-    """``sums``: whether those by an index are made in sorted order where that pays."""
+    options = options or Options()
     device = device or devices.planned_for(options.device)
     found = capture(model, inputs, keywords, training, training_cut(options, device, sums) if training else None)
     for graph, kind in zip(found.graphs, found.kinds, strict=True):
@@ -61,7 +51,8 @@ def _analysed(
     made = of_graphs(model, found, options, device, training, sums)
     if any(n.target in (*TARGETS, *messages.TARGETS) for graph in found.graphs for n in graph.graph.nodes):
         apart = replace(options, interactions=False)
-        made = replace(made, plain_graphs=_analysed(model, inputs, apart, device, keywords, training, False).graphs)
+        plain = analyse(model, inputs, apart, device, keywords=keywords, training=training, sums=False)
+        made = replace(made, plain_graphs=plain.graphs)
     return replace(made, float32=precision.alternatives(made, found, model, inputs, keywords or {}))
 
 

@@ -13,8 +13,9 @@ from torch import fx
 
 from tilestream.graph.costs import flops
 from tilestream.graph.costs.table import Kind, row
-from tilestream.graph.costs.work import operands, size
-from tilestream.graph.nodes import is_view, packet, value
+from tilestream.graph.costs.work import operands
+from tilestream.graph.live import tensor_bytes
+from tilestream.graph.nodes import packet, readers, value
 from tilestream.graph.sizes import hint
 from tilestream.plan.values import Moved, producer, reads
 
@@ -53,7 +54,7 @@ def without_products(nodes: Sequence[fx.Node], touched: Moved) -> Moved:
     """``touched`` without what products wrote into the concatenations among ``nodes``."""
     placed = {node: _in_place(node) for node in nodes if is_cat(node)}
     inside = {part.name for parts in placed.values() for part in parts}
-    less = {node.name: sum(map(_bytes, parts)) for node, parts in placed.items()}
+    less = {node.name: float(sum(map(tensor_bytes, parts))) for node, parts in placed.items()}
     reads_ = tuple((name, amount) for name, amount in touched.reads if name not in inside)
     writes = tuple((name, max(1.0, amount - less.get(name, 0.0))) for name, amount in touched.writes)
     return Moved(reads_, writes) if inside else touched
@@ -71,13 +72,5 @@ def _in_place(joined: fx.Node) -> list[fx.Node]:
 
 
 def _readers(node: fx.Node) -> list[fx.Node]:
-    """What reads a value, views of it looked through."""
-    found = []
-    for user in node.users:
-        found += _readers(user) if user.op == "call_function" and is_view(user) else [user]
-    return [user for user in found if user.op == "call_function"]
-
-
-def _bytes(node: fx.Node) -> float:
-    made = value(node)
-    return 0.0 if made is None else size(made) * made.element_size()
+    """The operators that read a value, views of it looked through."""
+    return [user for user in readers(node) if user.op == "call_function"]

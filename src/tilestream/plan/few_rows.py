@@ -20,8 +20,8 @@ from tilestream.kernels.product.sharing import Middle
 from tilestream.kernels.product.written import with_column, written_out
 from tilestream.options import Options
 from tilestream.plan import margins
-from tilestream.plan.grid_recipe import GridRecipe
 from tilestream.plan.passes.share_tile import LONG, Allowed, Split, fewer_groups, share_tile, splits, tiles_for
+from tilestream.plan.recipes import Recipe
 
 STRATEGY = "shared"
 
@@ -64,14 +64,14 @@ def same_bin(program: Pipeline, a: int, b: int) -> bool:
     return bin_of(program, a) == bin_of(program, b)
 
 
-def recipes(program: Pipeline, rows: int, device: Device, options: Options) -> list[GridRecipe]:
+def recipes(program: Pipeline, rows: int, device: Device, options: Options) -> list[Recipe]:
     """A candidate for each of ``best_splits``."""
     return [recipe_of(split) for split in best_splits(program, rows, device, options)]
 
 
-def recipe_of(split: Split) -> GridRecipe:
+def recipe_of(split: Split) -> Recipe:
     """The candidate of a split."""
-    return GridRecipe(STRATEGY, str(split), partial(share_tile, split=split))
+    return Recipe(STRATEGY, partial(share_tile, split=split), detail=str(split), dealt=True)
 
 
 def best_splits(program: Pipeline, rows: int, device: Device, options: Options) -> list[Split]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from tilestream.graph.convexity import in_order
+from tilestream.graph.convexity import Groups, in_order
 from tilestream.graph.sums import first_alike
 from tilestream.plan.indexed import by_atomics, looks_up
 from tilestream.plan.library import alone, closes, reduces
@@ -42,13 +42,12 @@ def units(nodes: Sequence[fx.Node], streamed: Mapping[str, Sequence[fx.Node]]) -
     atoms: dict[fx.Node | str, list[fx.Node]] = {}
     for node in working:
         atoms.setdefault(inside.get(node, node), []).append(node)
-    groups = _Groups()
+    kernels = _Kernels(working, [members for key, members in atoms.items() if isinstance(key, str)])
     for key, members in _ordered(atoms):
-        groups.add(members, key if isinstance(key, str) else "")
+        kernels.add(members, key if isinstance(key, str) else "")
     made: dict[fx.Node | str, list[fx.Node]] = {}
-    for number, members in enumerate(groups.members):
-        if members:
-            made[groups.regions[number] or members[0]] = members
+    for number, members in kernels.members.items():
+        made[kernels.regions.get(number) or members[0]] = members
     place = {node: i for i, node in enumerate(working)}
     return [
         Unit(tuple(sorted(members, key=place.__getitem__)), key if isinstance(key, str) else "")
@@ -76,70 +75,54 @@ def _ordered(groups: Mapping[fx.Node | str, list[fx.Node]]) -> list[tuple[fx.Nod
     return [(keys[i], groups[keys[i]]) for i in in_order(list(groups.values()), before)]
 
 
-class _Groups:
-    """Groups by number, each with the set of those that must run before it, as bits."""
+class _Kernels:
+    """Operators that run together, by number; those of a region do from the start. What runs together stays convex."""
 
-    def __init__(self) -> None:
-        self.members: list[list[fx.Node]] = []
-        self.regions: list[str] = []
-        self._open: list[bool] = []  # whether more operators may join
-        self._before: list[int] = []
+    def __init__(self, nodes: Sequence[fx.Node], regions: Sequence[Sequence[fx.Node]]) -> None:
+        self.members: dict[int, list[fx.Node]] = {}
+        self.regions: dict[int, str] = {}
+        self._open: set[int] = set()  # those that more operators may join
         self._of: dict[fx.Node, int] = {}
+        after: dict[fx.Node, list[fx.Node]] = {node: [] for node in nodes}
+        for node in nodes:
+            for read in before(node):
+                after.get(read, []).append(node)
+        self._groups = Groups(after, dict.fromkeys(nodes, frozenset()))
+        for first, *others in regions:
+            for node in others:
+                self._groups.merge(first, node, force=True)
 
     def add(self, members: list[fx.Node], region: str) -> None:
-        """Add an operator, to the groups before it that may take it, which become one; or a whole region."""
-        own = set(members)
+        """Add an operator, to the kernels before it that may take it, which become one; or a whole region."""
+        first, own = members[0], set(members)
         needs = sorted({self._of[p] for n in members for p in before(n) if p not in own and p in self._of})
-        joins = not region and not alone(members[0])
-        own_rows = looks_up(members[0])
-        for group in reversed(needs) if joins else ():
-            others = [g for g in needs if g != group]
-            room = self._open[group] and len(self.members[group]) < MOST_FUSED
-            room = room and not (own_rows and any(map(reduces, self.members[group])))
-            if room and not any(self._before[g] >> group & 1 for g in others):
-                self._join(members[0], group, others)
-                for other in others:
-                    self._merge(group, other)
-                self._open[group] = not closes(members[0])
+        joins = not region and not alone(first)
+        for kernel in reversed(needs) if joins else ():
+            room = kernel in self._open and len(self.members[kernel]) < MOST_FUSED
+            room = room and not (looks_up(first) and any(map(reduces, self.members[kernel])))
+            if room and self._groups.merge(self.members[kernel][0], first):
+                self._put(kernel, members)
+                for other in needs:
+                    if other != kernel:
+                        self._merge(kernel, other)
+                self._settle(kernel, not closes(first))
                 return
-        number = len(self.members)
-        self.members.append(list(members))
-        self.regions.append(region)
-        self._open.append(joins and not closes(members[0]))
-        self._before.append(self._all_before(needs))
-        self._of.update(dict.fromkeys(members, number))
+        number = len(self._of)  # which rises
+        self._put(number, members)
+        if region:
+            self.regions[number] = region
+        self._settle(number, joins and not closes(first))
 
-    def _join(self, node: fx.Node, group: int, others: Sequence[int]) -> None:
-        self.members[group].append(node)
-        self._of[node] = group
-        more = self._all_before(others)
-        if more & ~self._before[group]:
-            for number, known in enumerate(self._before):
-                if number == group or known >> group & 1:
-                    self._before[number] |= more
+    def _put(self, kernel: int, members: Sequence[fx.Node]) -> None:
+        self.members.setdefault(kernel, []).extend(members)
+        self._of.update(dict.fromkeys(members, kernel))
 
-    def _merge(self, group: int, other: int) -> None:
-        """Make ``other`` part of ``group``, unless a third lies between the two."""
-        room = self._open[other] and len(self.members[group]) + len(self.members[other]) <= MOST_FUSED
-        if not room or self._between(group, other) or self._between(other, group):
-            return
-        self._of.update(dict.fromkeys(self.members[other], group))
-        self.members[group] += self.members[other]
-        self.members[other] = []
-        both = 1 << group | 1 << other
-        whole = (self._before[group] | self._before[other]) & ~both
-        for number, known in enumerate(self._before):
-            if known & both:
-                self._before[number] = known & ~both | 1 << group | whole
-        self._before[group] = whole
+    def _settle(self, kernel: int, is_open: bool) -> None:
+        """Say whether more operators may join a kernel."""
+        (self._open.add if is_open else self._open.discard)(kernel)
 
-    def _between(self, first: int, last: int) -> bool:
-        """Whether some other group runs after ``first`` and before ``last``."""
-        early = self._before[last]
-        return any(early >> n & 1 and n != first and known >> first & 1 for n, known in enumerate(self._before))
-
-    def _all_before(self, groups: Sequence[int]) -> int:
-        found = 0
-        for group in groups:
-            found |= self._before[group] | 1 << group
-        return found
+    def _merge(self, kernel: int, other: int) -> None:
+        """Make ``other`` part of ``kernel``, unless a third lies between the two."""
+        room = other in self._open and len(self.members[kernel]) + len(self.members[other]) <= MOST_FUSED
+        if room and self._groups.merge(self.members[kernel][0], self.members[other][0]):
+            self._put(kernel, self.members.pop(other))

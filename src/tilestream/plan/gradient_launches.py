@@ -64,18 +64,21 @@ class GradientLaunch:
         """The same launch with the operands that its products have by now."""
         return replace(self, sites=tuple(site.current for site in self.sites))
 
-    def widened(self, node: fx.Node) -> Tensor:
-        """An operand as a launch takes it, of a width that bulk copies can address: itself, the matrix that it is cut
-        from, or with columns of zeros behind its own."""
-        fake = node.meta["val"]
-        rows, columns = fake.shape
-        wanted = padded(int(columns), self.layers[0].dtype)
-        if wanted == columns:
-            return fake
-        whole = longer(node)  # of gradients of its other columns nobody takes any
+    def whole(self, node: fx.Node) -> tuple[fx.Node, int]:
+        """What a launch takes for an operand, and how many columns of zeros behind it, so that bulk copies can address
+        it: itself, or the matrix that it is cut from."""
+        columns = int(node.meta["val"].shape[1])
+        wanted = padded(columns, self.layers[0].dtype)
+        whole = longer(node) if wanted != columns else None  # of gradients of its other columns nobody takes any
         if whole is not None and whole.meta["val"].shape[1] == wanted:
-            return whole.meta["val"]
-        return fake.new_empty((rows, wanted))
+            return whole, 0
+        return node, wanted - columns
+
+    def widened(self, node: fx.Node) -> Tensor:
+        """An operand as a launch takes it."""
+        whole, more = self.whole(node)
+        fake = whole.meta["val"]
+        return fake.new_empty((fake.shape[0], fake.shape[1] + more)) if more else fake
 
     def pipeline(self, hardware: Device) -> Pipeline:
         """The stationary sums of all layers."""

@@ -86,12 +86,6 @@ def weight_gradients(name: str, layers: Sequence[Gradient], device: Device) -> P
     return Pipeline(name, tuple(tensors.values()), tuple(stages), strategy=STRATEGY)
 
 
-def gradients(pipeline: Pipeline) -> set[str]:
-    """Names of dY of all layers."""
-    loads = {op.out.name: op.params[0] for stage in pipeline.stages for op in stage.ops if op.kind == "load" and op.out}
-    return {loads[op.ins[0]] for stage in pipeline.stages for op in stage.ops if op.kind == "product"}
-
-
 def _slot_bytes(layer: Gradient) -> int:
     """What a CTA reads for 64 rows."""
     (along_out, along_k), (_, k_parts) = layer.groups, layer.parts

@@ -72,14 +72,12 @@ def _added(node: fx.Node) -> Indexed | None:
     if not given:
         return None
     added = given[0] if is_table_gradient(node) else given[-1]
-    whole, dims = size(made), _dims(node)
-    runs = 1.0
-    if len(dims) > 1:  # ``x[:, rows, columns]``: what is added lies in as many pieces as the first of them has places
-        runs, features = float(hint(made.shape[dims[0]])), size(added) / max(1, hint(added.shape[0]))
-        features = max(1.0, features / runs)
-        return _of(whole / features, size(added) / features, features, made, adds=True)
+    dims = _dims(node)
     features = _row(made, dims)
-    return _of(whole / features, size(added) / features, features, made, adds=True, table=is_table_gradient(node))
+    if len(dims) > 1:  # ``x[:, rows, columns]``: what is added lies in as many pieces as the first of them has places
+        features = max(1.0, size(added) / max(1, hint(added.shape[0])) / hint(made.shape[dims[0]]))
+    draws, table = size(added) / features, is_table_gradient(node)
+    return _of(size(made) / features, draws, features, made, adds=True, table=table)
 
 
 def _of(

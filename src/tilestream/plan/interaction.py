@@ -9,6 +9,7 @@ from math import ceil
 from torch import Tensor, fx
 
 from tilestream.devices import Device
+from tilestream.graph.costs.work import size
 from tilestream.graph.interaction import (
     INTERACTION,
     INTERACTION_BACKWARD,
@@ -75,25 +76,15 @@ class Sizes:
         """Rows read once more, since none is saved; gradients of products read, those of rows written."""
         return 2 * self.rows_bytes + self.index_bytes + self.batch * self.pairs * self.element
 
-    @property
-    def forward_slots(self) -> float:
-        """Lane operations that the kernel issues."""
+    def slots(self, forward: bool) -> float:
+        """Lane operations that the kernel of a pass issues."""
         blocks, deep = ceil(self.vectors / 16), ceil(self.features / 16)
-        products = deep * blocks * (blocks + 1)
-        return self._slots(PRODUCT * products + PICK * ceil(self.pairs / 256))
-
-    @property
-    def backward_slots(self) -> float:
-        blocks, deep = ceil(self.vectors / 16), ceil(self.features / 16)
-        products = 2 * deep * blocks * blocks
-        return self._slots(PRODUCT * products + SCATTER * ceil(self.pairs / WARP) + COPY * self._copies)
-
-    @property
-    def _copies(self) -> int:
-        return ceil(self.vectors * ceil(self.features / 16) * 2 / WARP)
-
-    def _slots(self, others: float) -> float:
-        return float(self.batch * WARP * (SAMPLE + COPY * self._copies + others))
+        copies = COPY * ceil(self.vectors * deep * 2 / WARP)
+        if forward:
+            others = PRODUCT * deep * blocks * (blocks + 1) + PICK * ceil(self.pairs / 256)
+        else:
+            others = PRODUCT * 2 * deep * blocks * blocks + SCATTER * ceil(self.pairs / WARP) + copies
+        return float(self.batch * WARP * (SAMPLE + copies + others))
 
 
 @dataclass(frozen=True)
@@ -162,9 +153,10 @@ def moved_by(node: fx.Node) -> Moved:
     for operand in node.all_input_nodes:
         fake = value(operand)
         assert fake is not None
-        size, times = _bytes(fake), sources.count(operand)
-        taken[operand.name] = min(size, row * times) if times else size
-    return Moved(tuple(taken.items()), ((node.name, float(_bytes(node.meta["val"]))),))
+        held, times = size(fake) * fake.element_size(), sources.count(operand)
+        taken[operand.name] = min(held, row * times) if times else held
+    made = node.meta["val"]
+    return Moved(tuple(taken.items()), ((node.name, size(made) * made.element_size()),))
 
 
 def work_of(node: fx.Node) -> Stream:
@@ -172,15 +164,15 @@ def work_of(node: fx.Node) -> Stream:
     sizes, forward = of_node(node), node.target is INTERACTION
     elements = sizes.rows_bytes / sizes.element
     read = sizes.rows_bytes + sizes.index_bytes + (0 if forward else sizes.batch * sizes.pairs * sizes.element)
-    return Stream(elements, slots=sizes.forward_slots if forward else sizes.backward_slots, touched=float(read))
+    return Stream(elements, slots=sizes.slots(forward), touched=float(read))
 
 
 def ours(sizes: Sizes, training: bool, device: Device) -> Counts:
     """Our kernels, forward or both: memory or issue, and a launch each."""
     apart = (LOOKUP - 1) * sizes.rows_bytes * sizes.looked_up / sizes.vectors
-    passes = [("forward", sizes.forward_bytes + apart, sizes.forward_slots)]
+    passes = [("forward", sizes.forward_bytes + apart, sizes.slots(forward=True))]
     if training:
-        passes.append(("backward", sizes.backward_bytes + apart, sizes.backward_slots))
+        passes.append(("backward", sizes.backward_bytes + apart, sizes.slots(forward=False)))
     start = Amount("launch", device.launch_s + device.ramp_s + 2 * LOOKUP_S)  # an index, and the rows that it names
     made = []
     for name, moved, slots in passes:
@@ -212,10 +204,3 @@ def _listed(node: fx.Node, position: int) -> list[fx.Node | None]:
     found = node.args[position]
     assert isinstance(found, list | tuple)
     return [x if isinstance(x, fx.Node) else None for x in found]
-
-
-def _bytes(fake: Tensor) -> float:
-    size = float(fake.element_size())
-    for dim in fake.shape:
-        size *= hint(dim)
-    return size

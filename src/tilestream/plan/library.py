@@ -16,6 +16,7 @@ from torch import fx
 from tilestream.graph.costs import flops
 from tilestream.graph.costs.table import GEMMS, Kind, row
 from tilestream.graph.costs.work import (
+    dtype_of,
     elements,
     gemm,
     goes_over,
@@ -28,7 +29,6 @@ from tilestream.graph.costs.work import (
     work,
 )
 from tilestream.graph.eager import EagerOp
-from tilestream.graph.kernels import dtype_of
 from tilestream.graph.nodes import name as target_name
 from tilestream.graph.nodes import packet, value
 from tilestream.graph.provenance import source
@@ -144,12 +144,11 @@ def _copies(node: fx.Node) -> tuple[Kernel, ...]:
 
 def eager_kernel(op: EagerOp, tf32: bool) -> Kernel:
     """An operator outside of every graph, of which only FLOPs and bytes are known: a product is a cube."""
-    k = op.kernel
-    touched = Moved((("operands", 2 * k.bytes / 3),), (("result", k.bytes / 3),))
-    work: Gemm | Stream = Stream(max(1.0, k.bytes / 4), slots=None)
-    if k.flops:
-        side = max(8, 8 * round((k.flops / 2) ** (1 / 3) / 8))
-        work = _on_cores(Product(1, side, side, max(1, round(k.flops / 2 / side**2)), k.dtype), tf32)
+    touched = Moved((("operands", 2 * op.bytes / 3),), (("result", op.bytes / 3),))
+    work: Gemm | Stream = Stream(max(1.0, op.bytes / 4), slots=None)
+    if op.flops:
+        side = max(8, 8 * round((op.flops / 2) ** (1 / 3) / 8))
+        work = _on_cores(Product(1, side, side, max(1, round(op.flops / 2 / side**2)), op.dtype), tf32)
     return Kernel(op.op, work, touched.reads, touched.writes, (op.op,), op.source)
 
 
@@ -185,14 +184,11 @@ def _sizes(node: fx.Node, amount: int) -> tuple[int, int, int, int]:
     """(batch, m, n, k). Of what is no product of matrices: rows and columns of the result, and as deep as its FLOPs."""
     if packet(node) in GEMMS:
         return gemm(node)
-    made = next((t for t in results(node) if t.dim()), None)
-    n = (
-        (hint(made.shape[1]) if "conv" in str(packet(node)) and made.dim() > 2 else hint(made.shape[-1]))
-        if made is not None
-        else 1
-    )
-    m = max(1, round(elements(node) / max(1, n)))
-    return 1, m, max(1, n), max(1, round(amount / (2 * m * max(1, n))))
+    made, n = next((t for t in results(node) if t.dim()), None), 1
+    if made is not None:
+        n = max(1, hint(made.shape[1 if "conv" in str(packet(node)) and made.dim() > 2 else -1]))
+    m = max(1, round(elements(node) / n))
+    return 1, m, n, max(1, round(amount / (2 * m * n)))
 
 
 def _attention(node: fx.Node, amount: int, touched: Moved) -> Attention | None:
@@ -207,17 +203,10 @@ def _attention(node: fx.Node, amount: int, touched: Moved) -> Attention | None:
 
 def _scatter(node: fx.Node, touched: Moved) -> tuple[Kernel, ...]:
     """PyTorch's own additions by an index, an atomic an element; other reductions write where they begin first."""
-    made = results(node)
-    given = max((t for t in operands(node) if t.is_floating_point()), key=size, default=None)
-    if given is None or not made:
+    given = [t for t in operands(node) if t.is_floating_point()]
+    if not given or not results(node):
         return (_kernel((node,), Stream(max(1.0, elements(node))), touched),)
-    added = _given(node, given)
+    added = given[-1]  # not the tensor that it is added to, which comes first
     width = max(1.0, float(hint(added.shape[-1]))) if added.dim() else 1.0
     kinds = OWN_REDUCTIONS if packet(node) is aten.scatter_reduce else ("scatter_add",)
     return tuple(_kernel((node,), Own(kind, size(added) / width, width), touched) for kind in kinds)
-
-
-def _given(node: fx.Node, largest: torch.Tensor) -> torch.Tensor:
-    """What is added: the last floating-point operand, not the tensor that it is added to."""
-    found = [t for t in operands(node) if t.is_floating_point()]
-    return found[-1] if len(found) > 1 else largest

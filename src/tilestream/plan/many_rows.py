@@ -8,17 +8,17 @@ from tilestream.kernels.product.block import MOST_ROWS
 from tilestream.kernels.product.finder import is_block, is_projection
 from tilestream.kernels.product.tiled_block.model import is_tileable
 from tilestream.options import Options
-from tilestream.plan.grid_recipe import GridRecipe
 from tilestream.plan.passes import tile_block
+from tilestream.plan.recipes import Recipe
 
 STRATEGY = "vertical"
 
 
-TILED = GridRecipe(STRATEGY, "wide layers as tiles over the grid", tile_block)
+TILED = Recipe(STRATEGY, tile_block, detail="wide layers as tiles over the grid", dealt=True)
 """The candidate."""
 
 
-def recipes(program: Pipeline, rows: int, options: Options) -> list[GridRecipe]:
+def recipes(program: Pipeline, rows: int, options: Options) -> list[Recipe]:
     """The recipe where ``program`` is a block or a layer on many rows whose result no fragment holds; else none.
 
     Narrower results are sums that stay in registers (``plan.passes.chunk_hidden``).

@@ -10,10 +10,11 @@ from torch import fx
 
 from tilestream.devices import Device
 from tilestream.errors import VerifyError
-from tilestream.graph.nodes import is_view
-from tilestream.graph.origins import bare, is_made_of, origin_of, same_as, unpadded
+from tilestream.graph.nodes import is_view, readers
+from tilestream.graph.origins import bare, origin_of, same_as, unpadded
 from tilestream.graph.selection import Cut
 from tilestream.ir.pipeline import Pipeline
+from tilestream.ir.ways import reached
 from tilestream.plan.backward_chains import Joined, join
 from tilestream.plan.gradient_launches import GradientLaunch
 
@@ -74,6 +75,10 @@ def find_pair(
     results = {node: result.tensor for node, result in zip(cut.outputs, own.results, strict=True)}
     by_name = {n.name: n for n in cut.nodes[0].graph.nodes}
     inputs = {(origin_of(by_name[own.arguments[o.index]]), bare(o.steps)): o.tensor for o in own.inputs}
+
+    def before(node: fx.Node) -> list[fx.Node]:
+        return [*node.all_input_nodes, *together.get(node, ())]
+
     same: dict[str, str] = {}
     for tensor, node in launch.operands.items():
         made = _first_of(results, node)
@@ -81,10 +86,14 @@ def find_pair(
             same[tensor] = results[made]
         elif (known := inputs.get((unpadded(node), ()))) is not None:
             same[tensor] = known
-        elif is_made_of(unpadded(node), set(cut.nodes), together):
+        elif not reached([unpadded(node)], before).isdisjoint(cut.nodes):
             return None
-    summing = set(launch.nodes)
-    wanted = tuple(t for node, t in results.items() if any(r not in summing for r in _readers(node, set(cut.nodes))))
+    both = {*launch.nodes, *cut.nodes}
+
+    def leaves(node: fx.Node) -> bool:
+        return any(r not in both for r in readers(node, lambda user: is_view(user) and user not in both))
+
+    wanted = tuple(tensor for node, tensor in results.items() if leaves(node))
     try:
         joined = join(*pipelines, same, wanted, launch.rows, device)
     except VerifyError as reason:
@@ -99,9 +108,3 @@ def _first_of(results: Container[fx.Node], node: fx.Node) -> fx.Node | None:
     while current is not None and current not in results:
         current = same_as(current)
     return current
-
-
-def _readers(node: fx.Node, inside: set[fx.Node]) -> list[fx.Node]:
-    """Who uses a region's result outside of it, through any views."""
-    users = [user for user in node.users if user not in inside]
-    return [r for user in users for r in (_readers(user, inside) if is_view(user) else [user])]

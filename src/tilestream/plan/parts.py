@@ -68,13 +68,13 @@ class RegionAnalysis:
     """
 
     name: str
-    graph: int
     rows: int
     operators: tuple[str, ...]
     sources: tuple[str, ...]
     program: Pipeline
     plan: Plan | None
     problem: str = ""
+    graph: int = 0
     flops: int = 0
     nodes: tuple[fx.Node, ...] = field(default=(), repr=False, compare=False)
     modules: tuple[str, ...] = ()

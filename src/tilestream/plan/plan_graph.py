@@ -76,7 +76,6 @@ def of_cut(
     region = cut.region
     return RegionAnalysis(
         name=region.name,
-        graph=0,
         rows=region.rows,
         operators=region.operators,
         sources=region.sources,
@@ -100,7 +99,6 @@ def of_launch(launch: GradientLaunch, plan: Plan) -> RegionAnalysis:
     assert pipeline is not None
     return RegionAnalysis(
         name=launch.name,
-        graph=0,
         rows=launch.rows,
         operators=tuple(map(name, launch.nodes)),
         sources=tuple(dict.fromkeys(site.source for site in launch.sites if site.source)),
@@ -119,7 +117,6 @@ def of_pair(pair: Pair, plan: Plan, parts: tuple[RegionAnalysis, RegionAnalysis]
     region, sums = parts
     return RegionAnalysis(
         name=f"{region.name}+{sums.name}",
-        graph=0,
         rows=sums.rows,
         operators=(*region.operators, *sums.operators),
         sources=tuple(dict.fromkeys((*region.sources, *sums.sources))),

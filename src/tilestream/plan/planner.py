@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any
@@ -28,7 +28,6 @@ from tilestream.plan.candidates import (
 from tilestream.plan.chooser import Measure, Question, Time, decide
 from tilestream.plan.cost import predict, product_bound_us
 from tilestream.plan.finalists import Shown, simulated
-from tilestream.plan.grid_recipe import GridRecipe
 from tilestream.plan.made import made_of, once
 from tilestream.plan.passes import merge_common_ops, relu_in_product, remove_dead_ops, split_bulk
 from tilestream.plan.passes.verified import apply
@@ -151,10 +150,7 @@ def _proposals(
     shared = few_rows.recipes(program, rows, device, options) if options.strategy in ("auto", few_rows.STRATEGY) else []
     tiled = many_rows.recipes(program, rows, options)
     for recipe in (*recipes(program, options, device), *tiled, *shared):
-        make = partial(apply, recipe.passes(device, options.queue_depth), program)
-        if isinstance(recipe, Recipe):
-            make = partial(_by_parts, recipe, program, device, options.queue_depth)
-        candidates.append(_candidate(recipe, make, rows, device, before))
+        candidates.append(_candidate(recipe, program, rows, device, options.queue_depth, before))
     # Every other strategy has recipes for every program. A block on few rows is expected to be shared.
     expected = options.strategy == few_rows.STRATEGY or (options.strategy == "auto" and few_rows.bin_of(program, rows))
     if expected and not shared:
@@ -215,15 +211,16 @@ def likely_against(candidates: Sequence[Candidate], bound_us: float) -> bool:
 
 
 def _candidate(
-    recipe: Recipe | GridRecipe,
-    make: Callable[[], Pipeline],
+    recipe: Recipe,
+    program: Pipeline,
     rows: int,
     device: Device,
+    queue_depth: int | None,
     before: dict[Pipeline, Candidate],
 ) -> Candidate:
     """One recipe's candidate, which joins those ``before`` it unless its pipeline is one of theirs."""
     try:
-        pipeline = make()
+        pipeline = _by_parts(recipe, program, device, queue_depth)
     except (VerifyError, IRError) as error:
         return Candidate(recipe.strategy, None, None, rejected=error.cause, detail=recipe.detail)
     if (twin := before.get(pipeline)) is not None:

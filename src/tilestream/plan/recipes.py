@@ -13,7 +13,6 @@ from tilestream.devices import Device
 from tilestream.ir.pipeline import Pipeline
 from tilestream.ir.verify import WIDEST
 from tilestream.options import Options
-from tilestream.plan import few_rows
 from tilestream.plan.passes import (
     balance,
     choose_in_flight,
@@ -44,7 +43,8 @@ COLUMNS = (64, 128)
 @dataclass(frozen=True)
 class Recipe:
     """How one candidate is made: the splitting pass, steps of room in its queues, placements by preference, products
-    in flight, whether weights stay where they fit, and which part of the SMs it runs on: all, a half."""
+    in flight, whether weights stay where they fit, and which part of the SMs it runs on: all, a half. Where tiles are
+    ``dealt`` over the grid, the splitting pass says all of it."""
 
     strategy: str
     split: Callable[..., Pipeline]
@@ -54,6 +54,7 @@ class Recipe:
     in_flight: int = 2
     resident: bool = True
     parts: int = 1
+    dealt: bool = False
 
     def passes(self, device: Device, queue_depth: int | None = None) -> tuple[Pass, ...]:
         """What turns a program into this candidate, in order; the last one raises where it is not legal."""
@@ -68,11 +69,14 @@ class Recipe:
 
     def cut(self, device: Device) -> tuple[Pass, ...]:
         """The passes as far as the one that cuts the program into stages, which searches for the best cuts."""
-        return remove_dead_ops, merge_common_ops, order_memory_ops, partial(self.split, device=self._on(device))
+        cleaned = remove_dead_ops, merge_common_ops, *(() if self.dealt else (order_memory_ops,))
+        return *cleaned, partial(self.split, device=self._on(device))
 
     def behind_cut(self, device: Device, queue_depth: int | None) -> tuple[Pass, ...]:
         """The passes that say how the stages run."""
         device = self._on(device)
+        if self.dealt:  # there are no queues, and no weights that stay
+            return (partial(verified, device=device),)
         return (
             partial(choose_placement, device=device, dims=self.dims),
             partial(choose_residency, device=device, resident=self.resident),
@@ -114,12 +118,11 @@ def recipes(program: Pipeline, options: Options, device: Device) -> list[Recipe]
         ],
         "spatial": [*spatial, *(_by_columns(program) if options.strategy == "spatial" else ())],
         KERNEL_A_LAYER: [Recipe(KERNEL_A_LAYER, split_bulk)],
-        few_rows.STRATEGY: [],  # they depend on the rows: ``proposals`` has them
     }
     for name in ("vertical", "spatial"):
         every[name] += _on_half(every[name], device)
     if options.strategy != "auto":
-        return every[options.strategy]
+        return every.get(options.strategy, [])  # shared tiles depend on the rows: ``proposals`` has them
     return [recipe for group in every.values() for recipe in group]
 
 

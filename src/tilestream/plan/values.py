@@ -15,8 +15,6 @@ from tilestream.graph.costs.table import FILLS, Eager, Kind, row
 from tilestream.graph.costs.work import elements, looked_up, size
 from tilestream.graph.nodes import computes, is_sym, packet, value
 
-OUTPUT = "output"
-
 
 @dataclass(frozen=True)
 class Read:

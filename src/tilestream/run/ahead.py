@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from tilestream.announce import said_later
 from tilestream.graph.region import Region
 from tilestream.ir.pipeline import Pipeline
 from tilestream.options import Options
@@ -21,8 +21,6 @@ from tilestream.run.executable import build_ahead, first_built
 from tilestream.run.prepare import is_lone, kernels_kept, measures, near_plan, plan, question
 from tilestream.run.target import Target
 from tilestream.run.time_regions import begin_inductors
-
-log = logging.getLogger(__name__)
 
 
 def begin(regions: Sequence[Region], options: Options, target: Target) -> None:
@@ -73,35 +71,27 @@ def plan_as_built(
                 collected = collected or collect_once()
                 index = first_built(groups, target.kind, margins.PATIENCE_S, in_turn=True)
             job = left.pop(index or 0)
-            try:
+            with said_later(job.name):  # it is planned again
                 job.plan()
-            except Exception as failure:
-                log.debug("%s: it is planned again, which will say why", job.name, exc_info=failure)
 
 
 def _begin_fallback(region: Region, options: Options, target: Target) -> None:
     """Have Inductor compile a region that will probably be timed on it: its processes work while others are timed."""
     if options.strategy != "auto":
         return
-    try:
+    with said_later(region.name):
         made = question(region, options, target).propose()
         bound_us = product_bound_us(region.program, region.rows, target.hardware)
         if region.program.ragged or likely_against(made, bound_us):
             begin_inductors(region)
-    except Exception as failure:
-        log.debug("%s: planning it will say why", region.name, exc_info=failure)
 
 
 def _of_launches(launches: Sequence[GradientLaunch], options: Options, target: Target) -> list[_Job]:
     """One job for equal launches."""
     jobs: dict[tuple[Pipeline, int], _Job] = {}
     for launch in launches:
-        try:
-            pipeline = launch.pipeline(target.hardware)
-        except Exception as failure:
-            log.debug("%s: planning it will say why", launch.name, exc_info=failure)
-        else:
-            planned = partial(gradients.plan, launch, options, target)
+        with said_later(launch.name):
+            pipeline, planned = launch.pipeline(target.hardware), partial(gradients.plan, launch, options, target)
             jobs.setdefault((pipeline, launch.rows), _Job(launch.name, [pipeline], planned))
     return list(jobs.values())
 
@@ -110,13 +100,11 @@ def may_run(region: Region, options: Options, target: Target) -> bool:
     """Whether a pipeline runs the region, or may once it is planned. One that cannot be planned runs on Inductor."""
     if region.rows <= 0 or is_lone(region, options, target):
         return False
-    try:
+    with said_later(region.name):
         if _is_planned(region, options, target):
             return plan(region, options, target).chosen.pipeline is not None
         return bool(_wanted(region, options, target))
-    except Exception as failure:
-        log.debug("%s: planning it will say why", region.name, exc_info=failure)
-        return False
+    return False
 
 
 def _unplanned(regions: Sequence[Region], options: Options, target: Target) -> Iterator[tuple[Region, list[Pipeline]]]:
@@ -126,11 +114,10 @@ def _unplanned(regions: Sequence[Region], options: Options, target: Target) -> I
     for region in _of_each_program(regions, options, target):
         if _is_planned(region, options, target):
             continue
-        try:
+        wanted = None
+        with said_later(region.name):
             wanted = _wanted(region, options, target)
-        except Exception as failure:
-            log.debug("%s: nothing to begin; planning it will say why", region.name, exc_info=failure)
-        else:
+        if wanted is not None:
             yield region, wanted
 
 

@@ -5,17 +5,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 from torch.utils._pytree import tree_map_only
 
 from tilestream.announce import announced
 from tilestream.graph.real import real
-from tilestream.graph.rewrites.shared_keys import is_attention
+from tilestream.graph.rewrites.shared_keys import MASKS, given_to, is_attention
 from tilestream.graph.settled import settle
 from tilestream.options import Options
+from tilestream.plan.candidates import FALLBACK, Candidate
 from tilestream.plan.chooser import alternative, choose
 from tilestream.run import prepare
 from tilestream.run.made_up import random_tensor
@@ -23,7 +24,6 @@ from tilestream.run.target import Target
 from tilestream.run.timer import Timer, Trial
 
 log = logging.getLogger(__name__)
-K = TypeVar("K")
 _ran: dict[str, bool] = {}
 
 
@@ -49,27 +49,74 @@ def runs_here(called: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bo
 
 
 @dataclass(frozen=True)
-class Alternative(Generic[K]):
+class Kind:
+    """All that decides how long an attention takes: the library's operator, sizes and strides of what it reads."""
+
+    operator: str
+    layouts: tuple[tuple[tuple[int, ...], ...], ...]
+    dtype: str
+    causal: bool
+    scale: float | None
+
+
+def kind_of(node: fx.Node) -> Kind:
+    """What an attention is, whose sizes are known."""
+    given = given_to(node)
+    fakes = [given[name].meta["val"] for name in _operands(given)]
+    layouts = tuple((tuple(f.shape), tuple(f.stride())) for f in fakes)
+    causal, scale = bool(given.get("is_causal")), given.get("scale")
+    return Kind(str(node.target), layouts, str(fakes[0].dtype), causal, scale)
+
+
+def _operands(given: Mapping[str, Any]) -> list[str]:
+    """Names of an attention's tensors: query, key, value, and a mask where it has one."""
+    return [name for name in ("query", "key", "value", *MASKS) if isinstance(given.get(name), fx.Node)]
+
+
+@dataclass(frozen=True)
+class Alternative:
     """Another kernel for a library's attention.
 
     Args:
         name: of the choice.
         instead: what becomes of an attention for which there is an exception of ours, for its announcement.
-        kind_of: what decides how long an attention takes; None where the kernel cannot do it.
-        trial: both ways on random values.
+        fits: whether the kernel can do what a node does, whose sizes are then known.
+        ours: the kernel, in the place of a node: of its query, key, value and mask, if it has one.
         replace: puts it in the place of an attention; whether it could.
         on_reference: whether the reference machine, which was asked for, takes it untimed.
     """
 
     name: str
     instead: str
-    kind_of: Callable[[fx.Node], K | None]
-    trial: Callable[[fx.Node, K, Target], Trial]
+    fits: Callable[[fx.Node], bool]
+    ours: Callable[..., Tensor]
     replace: Callable[[fx.Node], bool]
     on_reference: bool = False
 
 
-def replace_attention(graph: fx.GraphModule, by: Alternative[K], options: Options, target: Target) -> int:
+def attention_trial(node: fx.Node, ours: Callable[..., Tensor]) -> Trial:
+    """An attention as a graph has it and ``ours``, on random tensors like its operands; held to what it means."""
+    given = given_to(node)
+    names = _operands(given)
+
+    def make() -> list[Tensor]:
+        return [random_tensor(given[name].meta["val"]) for name in names]
+
+    def call(candidate: Candidate, values: Sequence[Tensor]) -> Callable[[], Sequence[Tensor]]:
+        if candidate.strategy != FALLBACK:
+            return lambda: [ours(node, *values)]
+        library: Any = node.target
+        arguments = given | dict(zip(names, values, strict=True))
+        return lambda: library(**arguments)[:1]
+
+    def plain(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> list[Tensor]:
+        causal, scale = bool(given.get("is_causal")), given.get("scale")
+        return [torch.nn.functional.scaled_dot_product_attention(query, key, value, mask, 0.0, causal, scale=scale)]
+
+    return Trial("attention", make, call, plain)
+
+
+def replace_attention(graph: fx.GraphModule, by: Alternative, options: Options, target: Target) -> int:
     """Put ``by`` in the place of every attention where it wins; how many were.
 
     An exception of ours costs the attention, and is announced.
@@ -84,13 +131,10 @@ def replace_attention(graph: fx.GraphModule, by: Alternative[K], options: Option
     if not options.attention or not (prepare.measures(options, target) or forced):
         return 0
     made = 0
-    for node in [n for n in graph.graph.nodes if is_attention(n)]:
-        kind = by.kind_of(node)
-        if kind is None:
-            continue
+    for node in [n for n in graph.graph.nodes if is_attention(n) and by.fits(n)]:
         with announced(by.instead, options.fallback), prepare.kernels_kept(options, target):
-            asked = alternative(by.name, kind, target.hardware, forced=forced)
-            timer = None if forced else Timer(by.trial(node, kind, target), target)
+            asked = alternative(by.name, kind_of(node), target.hardware, forced=forced)
+            timer = None if forced else Timer(attention_trial(node, by.ours), target)
             made += choose(asked, options, timer).wins and by.replace(node)
     if made:
         settle(graph)

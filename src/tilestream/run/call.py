@@ -14,6 +14,7 @@ from torch._C._dynamo.guards import (
     _empty_strided_cpu,  # pyright: ignore[reportAttributeAccessIssue]
     _empty_strided_cuda,  # pyright: ignore[reportAttributeAccessIssue]
 )
+from torch._prims_common import make_contiguous_strides_for
 
 from tilestream.announce import announce_failure
 from tilestream.errors import InputError, QueueTimeout
@@ -125,7 +126,9 @@ class RegionCall:
         shapes = spec.shapes(*[int(n) for n in spec.read_sizes(values)])
         dtypes = [TORCH_DTYPES[spec.pipeline.tensor(r.tensor).dtype] for r in spec.results]
         return Bound(
-            layouts=tuple((shape, row_major(shape), dtype) for shape, dtype in zip(shapes, dtypes, strict=True)),
+            layouts=tuple(
+                (shape, make_contiguous_strides_for(shape), dtype) for shape, dtype in zip(shapes, dtypes, strict=True)
+            ),
             orders=tuple(r.order for r in spec.results),
             allocate=_empty_strided_cuda if self.device.type == "cuda" else _empty_strided_cpu,
             gpu=self.device.index if self.device.type == "cuda" else None,
@@ -196,39 +199,25 @@ class Bound:
         return results
 
 
-def row_major(shape: Sequence[int]) -> tuple[int, ...]:
-    """The strides of a contiguous tensor."""
-    strides = [1]
-    for n in reversed(shape[1:]):
-        strides.append(strides[-1] * max(1, n))
-    return tuple(reversed(strides)) if shape else ()
+_STEPS: dict[str, Callable[..., torch.Tensor]] = {
+    "t": torch.Tensor.t,
+    "matrix": lambda x: x[0],
+    "rows": lambda x, first, last: x[first:last],
+    "flatten": lambda x, features: x.reshape(x.numel() // features, features),
+    "index": lambda x: x.reshape(-1),
+    "features": lambda x, *sizes: x.reshape(x.shape[0], *sizes),
+    "vector": torch.Tensor.reshape,
+    "taps": lambda x: x.permute(0, 2, 3, 1).reshape(x.shape[0], -1),
+    "rstd": lambda x, eps: torch.rsqrt(x.float() + eps),
+    "scalar": lambda x: x.reshape(()),
+}
+"""What ``lowering.Binding`` says of each."""
 
 
 def apply(tensor: torch.Tensor, steps: Steps) -> torch.Tensor:
-    """The steps of an operand, which are those of ``emitter.Binding``; a view where one is possible."""
+    """The steps of an operand; a view where one is possible."""
     for what, *numbers in steps:
-        if what == "t":
-            tensor = tensor.t()
-        elif what == "matrix":
-            tensor = tensor[0]
-        elif what == "rows":
-            first, last = numbers
-            tensor = tensor[int(first) : int(last)]
-        elif what == "flatten":
-            features = int(numbers[0])
-            tensor = tensor.reshape(tensor.numel() // features, features)
-        elif what == "index":
-            tensor = tensor.reshape(-1)
-        elif what == "features":
-            tensor = tensor.reshape(tensor.shape[0], *map(int, numbers))
-        elif what == "vector":
-            tensor = tensor.reshape(*map(int, numbers))
-        elif what == "taps":
-            tensor = tensor.permute(0, 2, 3, 1).reshape(tensor.shape[0], -1)
-        elif what == "rstd":
-            tensor = torch.rsqrt(tensor.float() + float(numbers[0]))
-        else:
-            tensor = tensor.reshape(())
+        tensor = _STEPS[str(what)](tensor, *numbers)
     return tensor
 
 

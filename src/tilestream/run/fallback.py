@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from tilestream.announce import announce, first_line
+from tilestream.announce import announce, first_line, said_later
 from tilestream.graph.capture import boxed
 from tilestream.graph.modules import copied
 from tilestream.graph.rewrites.insert import mode_of
@@ -27,15 +27,9 @@ def whole(graph: fx.GraphModule, inputs: list[Any], patches: Mapping[str, Any] |
 
     ``patches`` is Inductor's configuration for this graph. Where Inductor fails, the graph runs eagerly.
     """
-    try:
-        from torch._inductor.compile_fx import compile_fx
+    from torch._inductor.compile_fx import compile_fx
 
-        return compile_fx(graph, inputs, config_patches=dict(patches or {}))
-    except Exception as failure:
-        if is_dynamos(failure):
-            raise
-        _unavailable(failure)
-        return graph.forward
+    return _or_else(lambda: compile_fx(graph, inputs, config_patches=dict(patches or {})), lambda: graph.forward)
 
 
 def is_dynamos(failure: Exception) -> bool:
@@ -47,13 +41,18 @@ def is_dynamos(failure: Exception) -> bool:
 
 def or_eager(compiled: Callable[[fx.GraphModule], Any], graph: fx.GraphModule) -> Any:
     """What ``compiled`` makes of a functional ATen graph; the graph itself, operator by operator, where it fails."""
+    return _or_else(lambda: compiled(graph), lambda: boxed(eager(graph)))
+
+
+def _or_else(compiled: Callable[[], Any], instead: Callable[[], Any]) -> Any:
+    """What Inductor makes, or ``instead`` where it fails, which is announced."""
     try:
-        return compiled(graph)
+        return compiled()
     except Exception as failure:
         if is_dynamos(failure):
             raise
         _unavailable(failure)
-        return boxed(eager(graph))
+        return instead()
 
 
 def rest(graph: fx.GraphModule) -> Call:
@@ -76,21 +75,17 @@ def rest(graph: fx.GraphModule) -> Call:
 
 def begin(graph: fx.GraphModule) -> Callable[[], Call]:
     """``rest`` in two parts: when this returns, Inductor's processes compile its kernels; the result waits for them."""
-    try:
-        with waiting_later() as waits:
-            code = compiled(graph)
-    except Exception as failure:
-        log.debug("it is compiled again, which will say why", exc_info=failure)
-        return lambda: rest(graph)
+    begun: list[Any] = []
+    with said_later("it is compiled again"), waiting_later() as waits:
+        begun.append(compiled(graph))
 
     def finished() -> Call:
-        try:
-            for wait in waits:
-                wait()
-        except Exception as failure:
-            log.debug("it is compiled again, which will say why", exc_info=failure)
-            return rest(graph)
-        return lambda values: code(list(values))
+        if begun:
+            with said_later("it is compiled again"):
+                for wait in waits:
+                    wait()
+                return lambda values: begun[0](list(values))
+        return rest(graph)
 
     return finished
 

@@ -12,14 +12,11 @@ from tilestream.graph.gradients import GradientSite
 from tilestream.graph.selection import Cut
 from tilestream.options import Options
 from tilestream.plan.candidates import Plan
-from tilestream.plan.chooser import choose
 from tilestream.plan.gradient_launches import GradientLaunch, gradient_launches, question
 from tilestream.run import prepare as planning
 from tilestream.run.executable import build_ahead
-from tilestream.run.spec import sums_spec
 from tilestream.run.target import Target
 from tilestream.run.time_gradients import gradients_trial
-from tilestream.run.timer import Timer
 
 
 def prepare(
@@ -36,8 +33,4 @@ def prepare(
 def plan(launch: GradientLaunch, options: Options, target: Target) -> Plan:
     """The stationary sums and the library, and which of them runs: from this process, the disk, or made now."""
     asked = question(launch, target.hardware, forced=target.kind == "reference")
-    timer = None
-    if planning.measures(options, target) and options.strategy == "auto":
-        told = sums_spec(launch, launch.pipeline(target.hardware), target.kind)
-        timer = Timer(gradients_trial(told, launch.layers, launch.rows, target), target)
-    return choose(asked, options, timer)
+    return planning.chosen(asked, lambda: gradients_trial(launch, target), options, target)

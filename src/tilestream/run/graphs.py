@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import logging
@@ -14,7 +13,7 @@ from typing import Any
 
 from torch import Tensor, fx
 
-from tilestream.announce import announce, announce_failure, announced
+from tilestream.announce import announce, announce_failure, announced, said_later
 from tilestream.errors import PlanError
 from tilestream.graph.capture import Kind
 from tilestream.graph.modules import copied
@@ -28,7 +27,6 @@ from tilestream.plan import chain_choice
 from tilestream.plan.borders import saved_us
 from tilestream.plan.cache import versions
 from tilestream.plan.candidates import Candidate, Plan
-from tilestream.plan.chooser import choose
 from tilestream.plan.find import Found, find
 from tilestream.plan.gradient_launches import GradientLaunch
 from tilestream.plan.left_out import LeftOut, of_partition
@@ -44,7 +42,6 @@ from tilestream.run.place import Calls
 from tilestream.run.stopwatch import timed
 from tilestream.run.target import Target
 from tilestream.run.time_chains import chain_trial
-from tilestream.run.timer import Timer
 from tilestream.run.whole import Whole
 
 log = logging.getLogger(__name__)
@@ -158,15 +155,13 @@ class Compilation:
         launches: list[GradientLaunch] = []
         kinds: tuple[Kind, Kind] = ("forward", "backward")
         for graph, kind in zip((forward, backward), kinds, strict=True):
-            try:
+            with said_later(f"nothing of the {kind} graph is prepared"):
                 with timed("regions"):
                     found = find(copied(graph), kind, self.options, self.target.hardware)
                 self._found[kind] = found
                 with timed("planning"):
                     launches += self._begin(found)
                 regions += found.regions
-            except Exception as failure:
-                log.debug("nothing to prepare; streaming the graph will say why", exc_info=failure)
         with timed("planning"):
             ahead.plan_as_built(regions, self._planned, self.target, launches)
 
@@ -268,19 +263,16 @@ class Measured:
 
     def sums(self, launch: GradientLaunch) -> Plan | None:
         where = launch.sites[0].source or "no source line"
-        with announced(f"weight gradients ({where}) go to Inductor", self.options.fallback), self._kernels_kept():
+        with announced(f"weight gradients ({where}) go to Inductor", self.options.fallback):
             return gradients.plan(launch, self.options, self.target)
 
     def chain(self, pair: Pair, apart: Sequence[Candidate]) -> Plan | None:
         options, target = self.options, self.target
-        with announced("a region and its weights' gradients stay apart", options.fallback), self._kernels_kept():
+        with announced("a region and its weights' gradients stay apart", options.fallback):
             measures = prepare.measures(options, target) and options.strategy == "auto"
             forced = target.kind == "reference"
             asked = chain_choice.question(pair.joined, pair.launch.rows, target.hardware, measures, forced)
-            return choose(asked, options, Timer(chain_trial(pair, target), target) if measures else None)
-
-    def _kernels_kept(self) -> contextlib.AbstractContextManager[None]:
-        return prepare.kernels_kept(self.options, self.target)
+            return prepare.chosen(asked, lambda: chain_trial(pair, target), options, target)
 
 
 def covered(found: Partition) -> int:
@@ -292,10 +284,8 @@ def summary(found: Partition, out: LeftOut | None) -> str:
     """One line on what goes to Inductor: how much, the operators that take most of it, and why they do."""
     of = [e for e in found.exclusions if out is not None and e.op == out.operator]
     first = next((e for e in of if out is not None and e.source == out.source), (of or found.exclusions)[0])
-    number, why = (
-        f"{len(found.exclusions)} of {found.operators}",
-        f"({first.source or 'no source line'}): {first.reason}",
-    )
+    number = f"{len(found.exclusions)} of {found.operators}"
+    why = f"({first.source or 'no source line'}): {first.reason}"
     if out is None:
         said = f"{number} operators go to Inductor: {first.op} {why}"
     else:

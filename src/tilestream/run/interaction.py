@@ -11,12 +11,10 @@ from tilestream.graph.interaction import INTERACTION, INTERACTION_BACKWARD, Inte
 from tilestream.graph.own import on_gpu
 from tilestream.options import Options
 from tilestream.plan.candidates import Plan
-from tilestream.plan.chooser import choose
 from tilestream.plan.interaction import Kind, kind_of, question
 from tilestream.run import prepare
 from tilestream.run.target import Target
 from tilestream.run.time_interaction import interaction_trial
-from tilestream.run.timer import Timer
 
 
 def stream_interactions(owner: fx.GraphModule, joint: bool, options: Options, target: Target) -> list[Plan]:
@@ -45,11 +43,7 @@ def stream_interactions(owner: fx.GraphModule, joint: bool, options: Options, ta
 def choice(kind: Kind, options: Options, target: Target) -> Plan:
     """Ours or the library's, forward or both passes: timed once, predicted where nothing is timed."""
     asked = question(kind, target.hardware, target.kind == "reference")
-    timer = None
-    if prepare.measures(options, target) and options.strategy == "auto":
-        timer = Timer(interaction_trial(kind.sizes, kind.tables, kind.dtype, kind.training, target), target)
-    with prepare.kernels_kept(options, target):
-        return choose(asked, options, timer)
+    return prepare.chosen(asked, lambda: interaction_trial(kind, target), options, target)
 
 
 # -- the kernels

@@ -37,10 +37,8 @@ class Partitioner(CustomPartitionerFn):
     """None in copies that Inductor makes of its configuration for the keys of its caches. They are never called."""
 
     def __init__(self, compilation: Compilation, alone: Mapping[str, Any] | None = None) -> None:
-        self._cut, self._identity = (
-            Cutter(Settings(least_rows(compilation.options), sums=sorted_sums)),
-            compilation.identity,
-        )
+        self._cut = Cutter(Settings(least_rows(compilation.options), sums=sorted_sums))
+        self._identity = compilation.identity
         self._alone = dict(alone or {})
         self._compilation = compilation
 

@@ -7,8 +7,6 @@ BERT-base on 128 tokens: the flash attention that PyTorch has besides is one lau
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,11 +15,7 @@ from torch import Tensor, fx
 from tilestream.graph.nodes import value
 from tilestream.graph.rewrites.insert import call
 from tilestream.graph.rewrites.shared_keys import MASKS, given_to, take_over
-from tilestream.plan.candidates import FALLBACK, Candidate
 from tilestream.run.attention import Alternative
-from tilestream.run.made_up import random_tensor
-from tilestream.run.target import Target
-from tilestream.run.timer import Trial
 
 aten = torch.ops.aten
 CUDNN = aten._scaled_dot_product_cudnn_attention.default
@@ -31,60 +25,25 @@ MOST_FEATURES = 256
 MOST_SCORES = 2**24
 """Of all heads: where there are more, a few microseconds are nothing, and float64 takes much memory."""
 
-Layout = tuple[tuple[int, ...], tuple[int, ...]]
-"""Sizes and strides."""
 
-
-@dataclass(frozen=True)
-class Kind:
-    """All that decides how long an attention without a mask takes: of query, key and value sizes and strides."""
-
-    query: Layout
-    key: Layout
-    value: Layout
-    dtype: str
-    causal: bool
-    scale: float
-
-
-def kind_of(node: fx.Node) -> Kind | None:
-    """What an attention is, if flash attention may do it; else None."""
-    if node.target is not CUDNN:
-        return None
+def fits(node: fx.Node) -> bool:
+    """Whether flash attention may do what cuDNN's does."""
     given = given_to(node)
+    if node.target is not CUDNN or any(given.get(name) is not None for name in MASKS) or given.get("dropout_p"):
+        return False
     fakes = [value(given[name]) for name in ("query", "key", "value")]
-    if any(given.get(name) is not None for name in MASKS) or given.get("dropout_p"):
-        return None
-    layouts: list[Layout] = []
-    for fake in fakes:
-        if fake is None or fake.dim() != 4 or not all(isinstance(n, int) for n in (*fake.shape, *fake.stride())):
-            return None
-        layouts.append((tuple(fake.shape), tuple(fake.stride())))
-    (batch, heads, queries, features), positions = layouts[0][0], layouts[1][0][2]
-    fits = features <= MOST_FEATURES and features % 8 == 0 and batch * heads * queries * positions <= MOST_SCORES
-    if not fits or any(shape[:2] != (batch, heads) or shape[3] != features for shape, _ in layouts):
-        return None
-    scale = given.get("scale") or features**-0.5
-    return Kind(*layouts, str(fakes[0].dtype), bool(given.get("is_causal")), scale)  # pyright: ignore
+    known = [f for f in fakes if f is not None and all(isinstance(n, int) for n in (*f.shape, *f.stride()))]
+    if len(known) < 3 or any(f.dim() != 4 for f in known):
+        return False
+    (batch, heads, queries, features), positions = known[0].shape, known[1].shape[2]
+    alike = all((*f.shape[:2], f.shape[3]) == (batch, heads, features) for f in known)
+    in_reach = features <= MOST_FEATURES and features % 8 == 0
+    return alike and in_reach and batch * heads * queries * positions <= MOST_SCORES
 
 
-def trial(node: fx.Node, kind: Kind, target: Target) -> Trial:
-    """Flash attention and cuDNN's on random tensors like those of a node."""
-
-    def make() -> list[Tensor]:
-        given = given_to(node)
-        return [random_tensor(given[name].meta["val"]) for name in ("query", "key", "value")]
-
-    def call(candidate: Candidate, values: Sequence[Tensor]) -> Callable[[], Sequence[Tensor]]:
-        if candidate.strategy == FALLBACK:
-            return lambda: CUDNN(*values, None, False, 0.0, kind.causal, scale=kind.scale)[:1]
-        return lambda: FLASH(*values, 0.0, kind.causal, scale=kind.scale)[:1]
-
-    def plain(query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
-        attention = torch.nn.functional.scaled_dot_product_attention
-        return [attention(query, key, value, is_causal=kind.causal, scale=kind.scale)]
-
-    return Trial("attention", make, call, plain)
+def _ours(node: fx.Node, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    given = given_to(node)
+    return FLASH(query, key, value, 0.0, bool(given.get("is_causal")), scale=given.get("scale"))[0]
 
 
 def _replace(node: fx.Node) -> bool:
@@ -103,5 +62,5 @@ def _replace(node: fx.Node) -> bool:
     return True
 
 
-FLASH_ATTENTION = Alternative("flash attention", "attention stays cuDNN's", kind_of, trial, _replace)
+FLASH_ATTENTION = Alternative("flash attention", "attention stays cuDNN's", fits, _ours, _replace)
 """In the place of cuDNN's, wherever it is faster."""

@@ -13,7 +13,6 @@ import sympy
 import torch
 from torch import Tensor, fx
 
-from tilestream.graph.interaction import longer
 from tilestream.graph.nodes import aten
 from tilestream.graph.region import Region
 from tilestream.graph.rewrites.table import When, rewrite
@@ -140,14 +139,8 @@ class Calls:
 
     def _wide(self, node: fx.Node, launch: GradientLaunch) -> fx.Node:
         """``node`` with further columns up to a width that bulk copies can address: those it is cut from, or zeros."""
-        fake = launch.widened(node)
-        if fake is node.meta["val"]:
-            return node
-        whole = longer(node)
-        if whole is not None and whole.meta["val"] is fake:
-            return whole
-        more = fake.shape[1] - node.meta["val"].shape[1]
-        return self._step(aten.constant_pad_nd.default, node, [0, more], 0.0, val=fake)
+        whole, more = launch.whole(node)
+        return self._step(aten.constant_pad_nd.default, whole, [0, more], 0.0) if more else whole
 
     def _instead(self, made: Mapping[fx.Node, fx.Node], nodes: Sequence[fx.Node]) -> None:
         """Users of the keys that are none of ``nodes`` get the values."""
@@ -172,9 +165,9 @@ class Calls:
             part = self._step(aten.reshape.default, part, shape)
         return part
 
-    def _step(self, target: Any, node: fx.Node, *args: Any, val: Tensor | None = None, **keywords: Any) -> fx.Node:
+    def _step(self, target: Any, node: fx.Node, *args: Any, **keywords: Any) -> fx.Node:
         step = self._graph.call_function(target, (node, *args), keywords)
-        made = target(node.meta["val"], *args, **keywords) if val is None else val
+        made = target(node.meta["val"], *args, **keywords)
         step.meta = {"val": made, "stack_trace": node.meta.get("stack_trace")}
         return step
 

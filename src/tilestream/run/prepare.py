@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -27,7 +27,7 @@ from tilestream.plan.turned import turned
 from tilestream.run.executable import executable
 from tilestream.run.target import Target
 from tilestream.run.time_regions import region_trial
-from tilestream.run.timer import Timer
+from tilestream.run.timer import Timer, Trial
 
 GROWTH = 4
 """A region is planned anew where its rows have grown by more than this factor: more stages may pay then."""
@@ -89,6 +89,14 @@ def question(region: Region, options: Options, target: Target) -> Question:
 def measures(options: Options, target: Target) -> bool:
     """Whether candidates are timed: on a GPU, unless options forbid it, or a stream is captured there."""
     return target.kind == "cuda" and options.measure and not torch.cuda.is_current_stream_capturing()
+
+
+def chosen(asked: Question, trial: Callable[[], Trial], options: Options, target: Target) -> Plan:
+    """The answer to a question: by times of ``trial`` where candidates are timed and no strategy is asked for, else
+    predicted. Kernels are kept where the options say so."""
+    timed = measures(options, target) and options.strategy == "auto"
+    with kernels_kept(options, target):
+        return chooser.choose(asked, options, Timer(trial(), target) if timed else None)
 
 
 def _key(region: Region, options: Options, target: Target) -> _Key:

@@ -10,7 +10,7 @@ import base64
 import json
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -137,22 +137,9 @@ def _dim(dim: int | sympy.Expr, names: dict[sympy.Symbol, sympy.Symbol]) -> int 
 
 def encode(spec: RegionSpec) -> str:
     """A spec as text: the same for equal specs, in every process."""
-    data = {
-        "format": FORMAT,
-        "target": spec.target,
-        "pipeline": pipeline_to_json(spec.pipeline, sources=False),
-        "arguments": spec.arguments,
-        "inputs": [_operand_to_json(o) for o in spec.inputs],
-        "parameters": [_operand_to_json(o) for o in spec.parameters],
-        "results": [[r.tensor, r.shape, r.order] for r in spec.results],
-        "sizes": spec.sizes,
-        "layouts": spec.layouts,
-    }
-    if spec.constant:
-        data["constant"] = True
-    if spec.early:
-        data["early"] = True
-    text = json.dumps(data, separators=(",", ":"))
+    data = {"format": FORMAT, **{f.name: getattr(spec, f.name) for f in fields(spec)}}
+    told = {name: x for name, x in data.items() if x is not False}
+    text = json.dumps(told, default=_to_json, separators=(",", ":"))
     return base64.b64encode(zlib.compress(text.encode(), 9)).decode()
 
 
@@ -165,35 +152,30 @@ def decode(text: str) -> RegionSpec:
     """
     try:
         data = json.loads(zlib.decompress(base64.b64decode(text)))
-        if data["format"] != FORMAT:
-            raise CacheError(f"a compiled region of format {data['format']!r}, not {FORMAT}", REMEDY)
-        return RegionSpec(
-            data["target"],
-            pipeline_from_json(data["pipeline"]),
-            tuple(data["arguments"]),
-            tuple(_operand_from_json(o) for o in data["inputs"]),
-            tuple(_operand_from_json(o) for o in data["parameters"]),
-            tuple(
-                ResultSpec(tensor, tuple(shape), None if order is None else tuple(order))
-                for tensor, shape, order in data["results"]
-            ),
-            tuple((index, dim) for index, dim in data["sizes"]),
-            tuple((tuple(shape), tuple(stride)) for shape, stride in data["layouts"]),
-            data.get("constant", False),
-            data.get("early", False),
-        )
+        if (found := data.pop("format")) != FORMAT:
+            raise CacheError(f"a compiled region of format {found!r}, not {FORMAT}", REMEDY)
+        pipeline, told = pipeline_from_json(data.pop("pipeline")), {name: _tuples(x) for name, x in data.items()}
+        operands = {
+            kind: tuple(Operand(name, at, steps, ELEMENT_DTYPES[dtype]) for name, at, steps, dtype in told.pop(kind))
+            for kind in ("inputs", "parameters")
+        }
+        results = tuple(ResultSpec(*r) for r in told.pop("results"))
+        return RegionSpec(pipeline=pipeline, results=results, **operands, **told)
     except (KeyError, TypeError, ValueError, zlib.error) as error:
         raise CacheError(f"a compiled region cannot be read: {error!r}", REMEDY) from error
 
 
 REMEDY = "delete torch's caches (torch._inductor.config.force_disable_caches = True compiles without them)"
 
-
-def _operand_to_json(o: Operand) -> list[Any]:
-    dtype = next(name for name, dtype in ELEMENT_DTYPES.items() if dtype == o.dtype)
-    return [o.tensor, o.index, [list(step) for step in o.steps], dtype]
+_NAMES = {dtype: name for name, dtype in ELEMENT_DTYPES.items()}
 
 
-def _operand_from_json(data: list[Any]) -> Operand:
-    tensor, index, steps, dtype = data
-    return Operand(tensor, index, tuple(tuple(step) for step in steps), ELEMENT_DTYPES[dtype])
+def _to_json(x: Any) -> Any:
+    """What JSON has no word for: operands and results are lists of their fields."""
+    if isinstance(x, Pipeline):
+        return pipeline_to_json(x, sources=False)
+    return _NAMES[x] if isinstance(x, torch.dtype) else [getattr(x, f.name) for f in fields(x)]
+
+
+def _tuples(x: Any) -> Any:
+    return tuple(map(_tuples, x)) if isinstance(x, list) else x

@@ -8,24 +8,33 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from tilestream.ir.dtypes import TORCH_DTYPES
+from tilestream.graph.costs.work import size
 from tilestream.plan.candidates import FALLBACK, Candidate
-from tilestream.plan.gradients import Gradient, bias
+from tilestream.plan.gradient_launches import GradientLaunch
+from tilestream.plan.gradients import bias
 from tilestream.run.call import RegionCall
-from tilestream.run.made_up import check_room
-from tilestream.run.spec import RegionSpec
+from tilestream.run.made_up import check_room, random_tensor
+from tilestream.run.spec import sums_spec
 from tilestream.run.target import Target
 from tilestream.run.timer import Trial
 
 
-def gradients_trial(spec: RegionSpec, layers: Sequence[Gradient], rows: int, target: Target) -> Trial:
+def gradients_trial(launch: GradientLaunch, target: Target) -> Trial:
     """A launch on random operands. Of the library each product is timed, and the least that a bias's sum takes.
 
     Inductor fuses such sums with what is beside them, so that their time is not known before: dY read once is what none
     can do without.
     """
-    names = [operand.tensor for operand in spec.inputs]
+    spec = sums_spec(launch, launch.pipeline(target.hardware), target.kind)
+    layers, names = launch.layers, list(launch.operands)
     pairs = [(names.index(layer.gradient), names.index(layer.input)) for layer in layers]
+
+    def make() -> list[Tensor]:
+        """In memory of their own each, since what lies in the L2 counts."""
+        fakes = [launch.widened(node) for node in launch.operands.values()]
+        check_room(sum(int(size(fake)) * fake.element_size() for fake in fakes), target.device)
+        generator = torch.Generator(target.device).manual_seed(0)
+        return [random_tensor(fake, generator) for fake in fakes]
 
     def call(candidate: Candidate, values: Sequence[Tensor]) -> Callable[[], Sequence[Tensor]]:
         if candidate.pipeline is not None:
@@ -39,16 +48,6 @@ def gradients_trial(spec: RegionSpec, layers: Sequence[Gradient], rows: int, tar
         return made
 
     def beside_us(candidate: Candidate) -> float:
-        return bias(layers, rows, target.hardware).seconds * 1e6 if candidate.strategy == FALLBACK else 0.0
+        return bias(layers, launch.rows, target.hardware).seconds * 1e6 if candidate.strategy == FALLBACK else 0.0
 
-    make = partial(_operands, names, layers, rows, target.device)
     return Trial("weight gradients", make, call, plain, beside_us=beside_us)
-
-
-def _operands(names: Sequence[str], layers: Sequence[Gradient], rows: int, device: torch.device) -> list[Tensor]:
-    """Random operands, in memory of their own each, since what lies in the L2 counts."""
-    widths = {name: n for layer in layers for name, n in ((layer.gradient, layer.out), (layer.input, layer.k))}
-    dtype = TORCH_DTYPES[layers[0].dtype]
-    check_room(dtype.itemsize * rows * sum(widths.values()), device)
-    generator = torch.Generator(device).manual_seed(0)
-    return [torch.randn(rows, widths[name], device=device, generator=generator, dtype=dtype) for name in names]

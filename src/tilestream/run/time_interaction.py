@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from tilestream.graph.interaction import INTERACTION, INTERACTION_BACKWARD
 from tilestream.graph.interaction.op import interaction, interaction_backward, multiplied, picked, stacked
 from tilestream.plan.candidates import FALLBACK, Candidate
-from tilestream.plan.interaction import Sizes
+from tilestream.plan.interaction import Kind, Sizes
 from tilestream.run import fallback
 from tilestream.run.target import Target
 from tilestream.run.timer import Trial
@@ -39,16 +40,12 @@ class Operands:
         return self.sources, self.indices, self.first, self.second
 
 
-def interaction_trial(sizes: Sizes, tables: Sequence[int], dtype: str, training: bool, target: Target) -> Trial:
-    """One call of ours and of the library's, forward, or forward and backward; held to PyTorch's operators.
-
-    Args:
-        tables: rows of each vector's table, 0 where its rows are there.
-        dtype: as ``str`` has it.
-    """
+def interaction_trial(kind: Kind, target: Target) -> Trial:
+    """One call of ours and of the library's, forward, or forward and backward; held to PyTorch's operators."""
+    sizes, training = kind.sizes, kind.training
 
     def make() -> list[Any]:
-        made = operands(sizes, tables, getattr(torch, dtype.removeprefix("torch.")), target.device)
+        made = operands(sizes, kind.tables, getattr(torch, kind.dtype.removeprefix("torch.")), target.device)
         return [*made.ours, made.given]
 
     def call(candidate: Candidate, values: Sequence[Any]) -> Callable[[], Sequence[Tensor]]:
@@ -97,33 +94,31 @@ def operands(sizes: Sizes, tables: Sequence[int], dtype: torch.dtype, device: to
 
 def library_forward(made: Operands, training: bool) -> Callable[[], Sequence[Tensor]]:
     """Lookups, products and the selection by Inductor; ``training``: the rows are saved, too."""
-    looked_up = [i for i in made.indices if i is not None]
 
-    def run(*values: Tensor) -> list[Tensor]:
-        sources, names = values[: len(made.sources)], iter(values[len(made.sources) : -2])
-        indices = [None if i is None else next(names) for i in made.indices]
+    def run(sources: list[Tensor], indices: list[Tensor | None], first: Tensor, second: Tensor) -> list[Tensor]:
         rows = stacked(sources, indices)
-        first, second = values[-2:]
         result = picked(rows, first, second, made.head, pad=False)
         return [result, rows] if training else [result]
 
-    return _compiled(run, [*made.sources, *looked_up, made.first, made.second])
+    return _compiled(run, *made.ours)
 
 
 def library_backward(made: Operands) -> Callable[[], Sequence[Tensor]]:
     """Gradients of the rows from rows that were saved, by Inductor."""
     rows = stacked(made.sources, made.indices)
-
-    def run(*values: Tensor) -> list[Tensor]:
-        z, first, second, given = values
-        return [multiplied(z, first, second, given)]
-
-    return _compiled(run, [rows, made.first, made.second, made.given])
+    return _compiled(lambda *values: [multiplied(*values)], rows, made.first, made.second, made.given)
 
 
-def _compiled(run: Callable[..., list[Tensor]], values: Sequence[Tensor]) -> Callable[[], Sequence[Tensor]]:
-    mode = FakeTensorMode()
+def _compiled(run: Callable[..., list[Tensor]], *operands: Any) -> Callable[[], Sequence[Tensor]]:
+    """``run`` on tensors, and lists of tensors or None."""
+    leaves, layout = tree_flatten(operands)
+    values, mode = [x for x in leaves if x is not None], FakeTensorMode()
+
+    def flat(*tensors: Tensor) -> list[Tensor]:
+        left = iter(tensors)
+        return run(*tree_unflatten([None if x is None else next(left) for x in leaves], layout))
+
     with mode:
-        graph = make_fx(run, tracing_mode="real")(*[mode.from_tensor(v) for v in values])
+        graph = make_fx(flat, tracing_mode="real")(*[mode.from_tensor(v) for v in values])
     call = fallback.rest(graph)
     return lambda: call(values)

@@ -26,10 +26,6 @@ from tilestream.run.target import Target
 log = logging.getLogger(__name__)
 
 
-def _is_ours(candidate: Candidate) -> bool:
-    return candidate.usable
-
-
 def _own_pipeline(candidate: Candidate) -> Sequence[Pipeline]:
     return () if candidate.pipeline is None else (candidate.pipeline,)
 
@@ -44,7 +40,6 @@ class Trial:
         call: builds a candidate; what it returns runs it on the values and returns its results.
         plain: the same by PyTorch's operators, of the values in their own precision or in float64; None where nothing
             is held against it.
-        checked: whether a candidate's results are; the fallback's are PyTorch's business.
         pipelines: what of a candidate is compiled in the background, before it is built.
         beside_us: microseconds that a candidate takes besides its call.
     """
@@ -53,7 +48,6 @@ class Trial:
     make: Callable[[], Sequence[Any]]
     call: Callable[[Candidate, Sequence[Any]], Callable[[], Sequence[Tensor]]]
     plain: Callable[..., Sequence[Tensor]] | None = None
-    checked: Callable[[Candidate], bool] = _is_ours
     pipelines: Callable[[Candidate], Sequence[Pipeline]] = _own_pipeline
     beside_us: Callable[[Candidate], float] = lambda _: 0.0
 
@@ -147,7 +141,7 @@ class Timer:
         if self._values is None:
             self._values = self.trial.make()
         arm = Arm(candidate, timing.capture(self.trial.call(candidate, self._values)))
-        if self.trial.plain is not None and self.trial.checked(candidate):
+        if self.trial.plain is not None and candidate.usable:  # the fallback's results are PyTorch's business
             self._check(arm, self.trial.plain)
         return arm
 

@@ -199,10 +199,8 @@ class Whole:
 
     def note(self, training: bool) -> None:
         """Record a graph that is regions and nothing else: their own times are the graph's."""
-        mine, theirs = (
-            total_us(c.measured_us for c in group)
-            for group in ([p.chosen for p in self.plans], [p.fallback for p in self.plans])
-        )
+        mine = total_us(p.chosen.measured_us for p in self.plans)
+        theirs = total_us(p.fallback.measured_us for p in self.plans)
         _wholes.append(WholeTiming(len(self.plans), False, training, sum(p.gain_us for p in self.plans), mine, theirs))
 
     @property

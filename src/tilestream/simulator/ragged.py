@@ -18,6 +18,9 @@ from tilestream.kernels.segments.kernel import SegmentsKernel
 from tilestream.kernels.segments.layout import LONG, PIECE_EDGES, SLOTS, THREADS, in_flight
 from tilestream.simulator.workload import Engine, SimLaunch, SimStage, TileWork
 
+WAITED = 0.85
+"""Of the loads that a tile's longest node makes one after another, what is not hidden behind other warps' work. Fitted
+with ``SCATTERED`` of ``kernels/segments/cost.py``."""
 WARP_REGISTERS = 8
 """Registers of a thread are given out in eights."""
 
@@ -64,7 +67,8 @@ def segments_launch(kernel: SegmentsKernel, size: Sizes, device: Device) -> SimL
     written = float(sum(size.positions([a.name for a in t.axes]) * ELEMENT_BYTES[t.dtype] for t in outputs))
     whole = TileWork(
         simt_ops=_amount(counts, "lanes"),
-        dram_read=max(0.0, _amount(counts, "dram") - written),
+        sfu_ops=_amount(counts, "special"),
+        dram_read=max(0.0, counts["dram"].seconds * device.dram_bytes_per_s - written),  # of rows at random places
         dram_write=written,
         l2_read=max(0.0, counts["l2"].seconds * device.l2_bytes_per_s - written),  # of rows at random places
         l2_write=written,
@@ -95,7 +99,7 @@ def _waits_s(kernel: SegmentsKernel, chains: np.ndarray, device: Device) -> tupl
     total = np.zeros(len(chains))
     for each in kernel.program.passes:
         total += np.ceil(chains / (in_flight(kernel.program, kernel.layout, each) * kernel.layout.at_once))
-    return tuple((total * device.again_s).tolist())
+    return tuple((total * WAITED * device.again_s).tolist())
 
 
 def _amount(counts: Counts, name: str) -> float:

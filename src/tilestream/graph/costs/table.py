@@ -85,17 +85,9 @@ FILLS = {
     *(aten.arange, aten.scalar_tensor),
 }
 
-_FORWARD = (
-    aten._scaled_dot_product_flash_attention_for_cpu,
-    aten._scaled_dot_product_flash_attention,
-    aten._scaled_dot_product_efficient_attention,
-    aten._scaled_dot_product_cudnn_attention,
-)
-_BACKWARD = (
-    aten._scaled_dot_product_flash_attention_for_cpu_backward,
-    aten._scaled_dot_product_flash_attention_backward,
-    aten._scaled_dot_product_efficient_attention_backward,
-    aten._scaled_dot_product_cudnn_attention_backward,
+_FUSED = ("flash_attention_for_cpu", "flash_attention", "efficient_attention", "cudnn_attention")
+_FORWARD, _BACKWARD = (
+    [getattr(aten, f"_scaled_dot_product_{name}{end}") for name in _FUSED] for end in ("", "_backward")
 )
 
 _GATHER = Row(Kind.GATHER, "gather", eager=Eager.LOOKUP)

@@ -14,6 +14,7 @@ from tilestream.graph.costs.elements import each
 from tilestream.graph.costs.table import GEMMS, Kind, row
 from tilestream.graph.nodes import argument, packet, value
 from tilestream.graph.sizes import hint
+from tilestream.ir.dtypes import DTYPES
 
 aten = torch.ops.aten
 
@@ -133,6 +134,13 @@ def results(node: fx.Node) -> list[torch.Tensor]:
 def operands(node: fx.Node) -> list[torch.Tensor]:
     """The tensors that an operator takes, fake ones."""
     return [t for n in node.all_input_nodes if (t := value(n)) is not None]
+
+
+def dtype_of(value: object) -> str:
+    """The dtype of the first floating-point tensor in ``value``: f32 where there is none, torch's name of others."""
+    floating = (x.dtype for x in tree_leaves(value) if isinstance(x, torch.Tensor) and x.is_floating_point())
+    dtype = next(floating, torch.float32)
+    return DTYPES.get(dtype, str(dtype).removeprefix("torch."))
 
 
 def size(tensor: torch.Tensor) -> float:

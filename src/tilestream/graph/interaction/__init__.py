@@ -1,7 +1,7 @@
 """Interactions of a sample's vectors, as DLRM has them: found in a graph, and replaced by an operator of ours."""
 
 from tilestream.graph.interaction.op import INTERACTION, INTERACTION_BACKWARD, width
-from tilestream.graph.interaction.place import longer, place, place_all, unpadded
+from tilestream.graph.interaction.place import longer, place, unpadded
 from tilestream.graph.interaction.sites import Interaction, find_interactions
 
 __all__ = [
@@ -11,7 +11,6 @@ __all__ = [
     "find_interactions",
     "longer",
     "place",
-    "place_all",
     "unpadded",
     "width",
 ]

@@ -8,7 +8,7 @@ import torch
 from torch import fx
 
 from tilestream.graph.interaction.op import INTERACTION, INTERACTION_BACKWARD
-from tilestream.graph.interaction.sites import Interaction, Vector, find_interactions
+from tilestream.graph.interaction.sites import Interaction, Vector
 from tilestream.graph.nodes import aten, packet
 from tilestream.graph.rewrites.insert import call
 from tilestream.graph.settled import settle
@@ -23,11 +23,6 @@ def place(owner: fx.GraphModule, sites: Sequence[Interaction]) -> None:
         _place(owner.graph, site)
     if sites:
         settle(owner)
-
-
-def place_all(owner: fx.GraphModule, joint: bool) -> None:
-    """Replace every interaction of a graph, whatever it takes."""
-    place(owner, find_interactions(owner.graph, joint))
 
 
 def unpadded(node: fx.Node) -> fx.Node | None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import fx
 
-from tilestream.graph.nodes import argument, aten, packet, value
+from tilestream.graph.nodes import argument, aten, packet, permutation, readers, value
 from tilestream.graph.sizes import same_shape, same_size
 
 MOST_VECTORS, MOST_FEATURES, MOST_PAIRS = 64, 256, 4096
@@ -126,11 +126,7 @@ def _square_of(product: fx.Node) -> fx.Node | None:
 
 def _operands(product: fx.Node) -> list[tuple[fx.Node, bool]]:
     """What a batched product multiplies, looked at through transposes: each with whether it is turned."""
-    found = []
-    for operand in product.args:
-        assert isinstance(operand, fx.Node)
-        found.append(_base(operand))
-    return found
+    return [_base(operand) for operand in product.args if isinstance(operand, fx.Node)]
 
 
 def _base(node: fx.Node) -> tuple[fx.Node, bool]:
@@ -138,7 +134,7 @@ def _base(node: fx.Node) -> tuple[fx.Node, bool]:
     turned = False
     while True:
         node = _same(node)
-        if not _turns(node):
+        if permutation(node) != [0, 2, 1]:
             return node, turned
         node, turned = node.all_input_nodes[0], not turned
 
@@ -151,15 +147,6 @@ def _same(node: fx.Node) -> fx.Node:
             return node
         node = node.all_input_nodes[0]
     return node
-
-
-def _turns(node: fx.Node) -> bool:
-    fake = value(node)
-    if fake is None or fake.dim() != 3:
-        return False
-    if packet(node) is aten.transpose:
-        return {d % 3 for d in node.args[1:] if isinstance(d, int)} == {1, 2}
-    return packet(node) is aten.permute and list(node.args[1]) == [0, 2, 1]  # pyright: ignore[reportArgumentType]
 
 
 def _fits(stack: fx.Node, picked: fx.Node, first: fx.Node, second: fx.Node) -> bool:
@@ -186,8 +173,7 @@ def _vectors(stack: fx.Node) -> Iterator[Vector]:
     """The vectors that were joined, in order."""
     _, vectors, features = stack.meta["val"].shape
     if packet(stack) is aten.stack and argument(stack, 1, "dim", 0) in (1, -2):
-        for part in _listed(stack):
-            yield _row(part)
+        yield from map(_row, _listed(stack))
         return
     if packet(stack) in (aten.view, aten._unsafe_view, aten.reshape):
         wide = stack.all_input_nodes[0]
@@ -292,17 +278,9 @@ def _gradient(graph: fx.Graph, site: Interaction) -> Gradient | None:
     return None
 
 
-def _readers(node: fx.Node) -> list[fx.Node]:
-    """Who reads a node, through views of its shape."""
-    found: list[fx.Node] = []
-    for user in node.users:
-        found += _readers(user) if _same(user) is _same(node) else [user]
-    return found
-
-
 def _total(put: fx.Node, stack: fx.Node) -> fx.Node | None:
     """``G Z + (Z.T G).T``, where that is all that G is for."""
-    products = _readers(put)
+    products = readers(put, lambda user: _same(user) is put)
     if len(products) != 2 or any(packet(p) is not aten.bmm for p in products):
         return None
     sides = {tuple(_operands(p)): p for p in products}

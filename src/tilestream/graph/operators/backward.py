@@ -7,7 +7,8 @@ import math
 from torch import fx
 
 from tilestream.graph.lowering import Emitter, Operand, dtype_of
-from tilestream.graph.nodes import Unsupported, argument, integer, last_dim, number
+from tilestream.graph.nodes import Unsupported, argument, aten, integer, last_dim, number
+from tilestream.graph.operators.rules import elementwise, rule
 from tilestream.graph.operators.writes import Writes
 from tilestream.ir.pipeline import Tile
 
@@ -21,12 +22,14 @@ def _operands(e: Writes, node: fx.Node) -> tuple[Operand, Tile]:
     return e.operand(node.args[0], frame), e.tile(node.args[1], frame)
 
 
+@elementwise(aten.threshold_backward)
 def threshold_backward(e: Writes, node: fx.Node) -> Tile:
     """The gradient where x > threshold, elsewhere 0: of ``relu`` and ``threshold``."""
     gradient, x = _operands(e, node)
     return e.binary("relu_backward", gradient, _above(e, x, number(node, 2, "threshold", 0.0)), dtype_of(node))
 
 
+@elementwise(aten.hardtanh_backward)
 def hardtanh_backward(e: Writes, node: fx.Node) -> Tile:
     """The gradient where low < x < high, elsewhere 0."""
     gradient, x = _operands(e, node)
@@ -44,6 +47,7 @@ def _above(e: Writes, x: Tile, bound: float) -> Tile:
     return x if bound == 0.0 else e.binary("sub", x, bound, "f32")
 
 
+@elementwise(aten.sigmoid_backward)
 def sigmoid_backward(e: Writes, node: fx.Node) -> Tile:
     """g y (1 - y), of the result y."""
     gradient, y = _operands(e, node)
@@ -51,12 +55,14 @@ def sigmoid_backward(e: Writes, node: fx.Node) -> Tile:
     return e.binary("mul", open_, y, dtype_of(node))
 
 
+@elementwise(aten.tanh_backward)
 def tanh_backward(e: Writes, node: fx.Node) -> Tile:
     """g (1 - y y), of the result y."""
     gradient, y = _operands(e, node)
     return e.binary("mul", gradient, e.binary("sub", 1.0, e.unary("square", y, "f32"), "f32"), dtype_of(node))
 
 
+@elementwise(aten.silu_backward)
 def silu_backward(e: Writes, node: fx.Node) -> Tile:
     """g s (1 + x (1 - s)), s the sigmoid of x."""
     gradient, x = _operands(e, node)
@@ -65,6 +71,7 @@ def silu_backward(e: Writes, node: fx.Node) -> Tile:
     return e.binary("mul", gradient, e.binary("mul", s, rest, "f32"), dtype_of(node))
 
 
+@elementwise(aten.gelu_backward)
 def gelu_backward(e: Writes, node: fx.Node) -> Tile:
     """g times the derivative of gelu; of the tanh approximation, with u = k (x + c x^3) and t = tanh(u),
     (1 + t) / 2 + x u' (1 - t t) / 2."""
@@ -87,6 +94,7 @@ def _step(e: Writes, x: Tile, low: float, high: float) -> Tile:
     return positive if low == 0.0 else e.binary("add", positive, low, "f32")
 
 
+@elementwise(aten.leaky_relu_backward)
 def leaky_relu_backward(e: Writes, node: fx.Node) -> Tile:
     """The gradient where x > 0, ``slope`` of it elsewhere; of the result as well, whose sign is x's."""
     gradient, x = _operands(e, node)
@@ -96,6 +104,7 @@ def leaky_relu_backward(e: Writes, node: fx.Node) -> Tile:
     return e.binary("mul", gradient, _step(e, x, slope, 1.0), dtype_of(node))
 
 
+@elementwise(aten.elu_backward)
 def elu_backward(e: Writes, node: fx.Node) -> Tile:
     """Of ``scale max(x, 0) + alpha scale (exp(inner min(x, 0)) - 1)``, of x or of the result y: g scale above 0; below,
     g alpha scale inner exp(inner x), which is g inner (y + alpha scale)."""
@@ -112,6 +121,7 @@ def elu_backward(e: Writes, node: fx.Node) -> Tile:
     return e.binary("mul", gradient, slope, dtype_of(node))
 
 
+@elementwise(aten.softplus_backward)
 def softplus_backward(e: Writes, node: fx.Node) -> Tile:
     """g sigmoid(beta x); g itself where beta x > threshold. Where the sigmoid is 1 there, nothing is to be chosen."""
     gradient, x = _operands(e, node)
@@ -124,6 +134,7 @@ def softplus_backward(e: Writes, node: fx.Node) -> Tile:
     return e.binary("mul", gradient, slope, dtype_of(node))
 
 
+@elementwise(aten.hardsigmoid_backward)
 def hardsigmoid_backward(e: Writes, node: fx.Node) -> Tile:
     """g / 6 where -3 < x < 3, elsewhere 0."""
     gradient, x = _operands(e, node)
@@ -132,6 +143,7 @@ def hardsigmoid_backward(e: Writes, node: fx.Node) -> Tile:
     return e.binary("div", inside, 6.0, dtype_of(node))
 
 
+@elementwise(aten.hardswish_backward)
 def hardswish_backward(e: Writes, node: fx.Node) -> Tile:
     """0 where x <= -3, g where x >= 3, between them g (x / 3 + 1 / 2)."""
     gradient, x = _operands(e, node)
@@ -142,6 +154,7 @@ def hardswish_backward(e: Writes, node: fx.Node) -> Tile:
     return e.binary("mul", gradient, e.binary("add", below, beyond, "f32"), dtype_of(node))
 
 
+@elementwise(aten.mish_backward)
 def mish_backward(e: Writes, node: fx.Node) -> Tile:
     """g (t + x s (1 - t t)), t the tanh of softplus(x), s the sigmoid of x."""
     gradient, x = _operands(e, node)
@@ -151,12 +164,14 @@ def mish_backward(e: Writes, node: fx.Node) -> Tile:
     return e.binary("mul", gradient, e.binary("add", t, curved, "f32"), dtype_of(node))
 
 
+@elementwise(aten.log_sigmoid_backward)
 def log_sigmoid_backward(e: Writes, node: fx.Node) -> Tile:
     """g sigmoid(-x)."""
     gradient, x = _operands(e, node)
     return e.binary("mul", gradient, e.unary("sigmoid", e.unary("neg", x, "f32"), "f32"), dtype_of(node))
 
 
+@rule(aten._softmax_backward_data)
 def softmax_backward(e: Emitter, node: fx.Node) -> Tile:
     """Of the result y: y (g - sum(g y))."""
     gradient, y = _rows(e, node)
@@ -164,6 +179,7 @@ def softmax_backward(e: Emitter, node: fx.Node) -> Tile:
     return e.binary("mul", e.binary("sub", gradient, along, "f32"), y, dtype_of(node))
 
 
+@rule(aten._log_softmax_backward_data)
 def log_softmax_backward(e: Emitter, node: fx.Node) -> Tile:
     """Of the result y: g - exp(y) sum(g)."""
     gradient, y = _rows(e, node)
@@ -178,6 +194,7 @@ def _rows(e: Emitter, node: fx.Node) -> tuple[Tile, Tile]:
     return e.tile(node.args[0], frame), e.tile(node.args[1], frame)
 
 
+@rule(aten.glu_backward)
 def glu_backward(e: Emitter, node: fx.Node) -> Tile:
     """Of x = cat(a, b): cat(g s, g a s (1 - s)), s the sigmoid of b."""
     x = node.args[1]

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from torch import fx
 
+from tilestream.graph import convolutions
 from tilestream.graph.convolutions import window_of
 from tilestream.graph.lowering import Emitter, dtype_of
 from tilestream.graph.nodes import Unsupported, value
+from tilestream.graph.operators.rules import rule
 from tilestream.ir.pipeline import Tile
 from tilestream.kernels.parts.taps import why_not_in_bulk
 
 
+@rule(convolutions.convolution)
 def convolution(e: Emitter, node: fx.Node) -> Tile:
     """A linear over the channels of all taps, whose pixels come from memory.
 

@@ -8,7 +8,8 @@ import torch
 from torch import fx
 
 from tilestream.graph.lowering import Emitter, dtype_of
-from tilestream.graph.nodes import Unsupported, argument, first_alone, number, packet, value
+from tilestream.graph.nodes import Unsupported, argument, first_alone, number, packet, permutation, value
+from tilestream.graph.operators.rules import elementwise, rule
 from tilestream.graph.operators.writes import Writes
 from tilestream.graph.sizes import product, same_size
 from tilestream.ir.dtypes import DTYPES
@@ -16,6 +17,11 @@ from tilestream.ir.pipeline import Tile
 
 aten = torch.ops.aten
 
+_CASTS = (aten._to_copy, torch.ops.prims.convert_element_type)
+_SHAPES = {
+    *(aten.view, aten._unsafe_view, aten.reshape, aten.unsqueeze, aten.squeeze, aten.clone, aten.contiguous),
+    *(aten.detach, aten.alias, aten.expand),
+}
 UNARY = {
     aten.relu: "relu",
     aten.silu: "silu",
@@ -32,21 +38,26 @@ UNARY = {
     aten.rsqrt: "rsqrt",
     aten.reciprocal: "reciprocal",
 }
+_PAIRS = {aten.mul: "mul", aten.maximum: "maximum", aten.minimum: "minimum"}
 
 
-def unary(e: Writes, node: fx.Node, kind: str, **attrs: float | int | str) -> Tile:
-    """One tile in, one tile of the same shape out."""
-    return e.unary(kind, e.tile(node.args[0]), dtype_of(node), **attrs)
+@elementwise(*UNARY)
+def unary(e: Writes, node: fx.Node, kind: str = "", **attrs: float | int | str) -> Tile:
+    """One tile in, one tile of the same shape out; ``kind`` by the table if not given."""
+    return e.unary(kind or UNARY[packet(node)], e.tile(node.args[0]), dtype_of(node), **attrs)
 
 
+@elementwise(aten.gelu)
 def gelu(e: Writes, node: fx.Node) -> Tile:
     return unary(e, node, "gelu_tanh" if node.kwargs.get("approximate") == "tanh" else "gelu")
 
 
+@elementwise(aten.softplus)
 def softplus(e: Writes, node: fx.Node) -> Tile:
     return unary(e, node, "softplus", beta=number(node, 1, "beta", 1.0), threshold=number(node, 2, "threshold", 20.0))
 
 
+@rule(*_CASTS)
 def cast(e: Emitter, node: fx.Node) -> Tile:
     x = node.args[0]
     source, result = value(x), value(node)
@@ -55,6 +66,7 @@ def cast(e: Emitter, node: fx.Node) -> Tile:
     return identity(e, node) if source.dtype == result.dtype else unary(e, node, "cast")
 
 
+@rule(*_SHAPES)
 def identity(e: Emitter, node: fx.Node) -> Tile:
     """Another shape of the same elements in the same order: no operation at all."""
     x = node.args[0]
@@ -80,25 +92,19 @@ def _keeps_rows(before: torch.Tensor, result: torch.Tensor) -> bool:
     return before.dim() == result.dim() + 1 and all(same_size(a, b) for a, b in dims)
 
 
+@rule(aten.permute, aten.transpose, aten.t)
 def permute(e: Emitter, node: fx.Node) -> Tile:
     """A permutation that moves only dimensions of size 1 keeps the order of the elements: a view like any other."""
-    x = node.args[0]
-    before = value(x)
-    if before is None:
+    before, dims = value(node.args[0]), permutation(node)
+    if before is None or dims is None:
         raise Unsupported("an operand is not a tensor")
-    dims = list(range(before.dim()))
-    if packet(node) is aten.permute:
-        order = argument(node, 1, "dims")
-        dims = [int(d) % before.dim() for d in order] if isinstance(order, list | tuple) else dims
-    elif before.dim() > 1:
-        a, b = (0, 1) if packet(node) is aten.t else (int(str(d)) % before.dim() for d in node.args[1:3])
-        dims[a], dims[b] = dims[b], dims[a]
     wide = [d for d in dims if not same_size(before.shape[d], 1)]
     if wide != sorted(wide):
         raise Unsupported("permutes rows or features")
     return identity(e, node)
 
 
+@elementwise(aten.elu, aten.celu)
 def elu(e: Writes, node: fx.Node) -> Tile:
     """``elu``, ``selu``, ``celu``: scale max(x, 0) + alpha scale (exp(input_scale min(x, 0)) - 1)."""
     alpha, scale = number(node, 1, "alpha", 1.0), number(node, 2, "scale", 1.0)
@@ -122,6 +128,7 @@ def only_first(node: fx.Node) -> None:
         raise Unsupported("its statistics are used too")
 
 
+@rule(aten._native_batch_norm_legit_no_training)
 def batch_norm(e: Emitter, node: fx.Node) -> Tile:
     """BatchNorm with running statistics on ``[rows, features]``: vectors only."""
     x, scale, shift, mean, variance = node.args[:5]
@@ -141,34 +148,36 @@ def batch_norm(e: Emitter, node: fx.Node) -> Tile:
     return e.unary("cast", tile, dtype)
 
 
-def binary(e: Writes, node: fx.Node, kind: str, left: object, right: object) -> Tile:
-    """Two operands, one of them at least a tile."""
-    frame = e.frame(node, left, right)
-    a, b = e.operand(left, frame), e.operand(right, frame)
-    return e.binary(kind, a, b, dtype_of(node))
+@elementwise(*_PAIRS)
+def binary(e: Writes, node: fx.Node, kind: str = "") -> Tile:
+    """Two operands, one of them at least a tile; ``kind`` by the table if not given."""
+    frame = e.frame(node, *node.args[:2])
+    a, b = (e.operand(x, frame) for x in node.args[:2])
+    return e.binary(kind or _PAIRS[packet(node)], a, b, dtype_of(node))
 
 
-def add(e: Writes, node: fx.Node, kind: str = "add", swapped: bool = False) -> Tile:
+@elementwise(aten.add, aten.sub, aten.rsub)
+def add(e: Writes, node: fx.Node) -> Tile:
     """``self + alpha other``, also ``sub`` and ``rsub`` (``other - alpha self``)."""
-    left, right = node.args[0], node.args[1]
+    left, right = node.args[:2] if packet(node) is not aten.rsub else node.args[1::-1]
     alpha = number(node, 2, "alpha", 1.0)
-    if swapped:
-        left, right = right, left
     frame = e.frame(node, left, right)
     a, b = e.operand(left, frame), e.operand(right, frame)
     if alpha != 1.0:
         if isinstance(b, str):
             raise Unsupported("alpha scales a parameter")
         b = _scaled(e, b, alpha) if isinstance(b, Tile) else b * alpha
-    return e.binary(kind, a, b, dtype_of(node))
+    return e.binary("add" if packet(node) is aten.add else "sub", a, b, dtype_of(node))
 
 
+@elementwise(aten.div)
 def divide(e: Writes, node: fx.Node) -> Tile:
     if node.kwargs.get("rounding_mode") is not None:
         raise Unsupported("division with a rounding mode")
-    return binary(e, node, "div", node.args[0], node.args[1])
+    return binary(e, node, "div")
 
 
+@elementwise(aten.pow)
 def power(e: Writes, node: fx.Node) -> Tile:
     exponent = node.args[1]
     kinds = {1: "cast", 2: "square", 0.5: "sqrt", -0.5: "rsqrt", -1: "reciprocal"}
@@ -180,6 +189,7 @@ def power(e: Writes, node: fx.Node) -> Tile:
     raise Unsupported("only powers -1, -0.5, 0.5, 1, 2 and 3 are tile ops")
 
 
+@elementwise(aten.clamp, aten.clamp_min, aten.clamp_max, aten.hardtanh)
 def clamp(e: Writes, node: fx.Node) -> Tile:
     """``clamp``, ``clamp_min``, ``clamp_max`` and ``hardtanh``: maximum, then minimum."""
     low, high = argument(node, 1, "min"), argument(node, 2, "max")
@@ -195,6 +205,7 @@ def clamp(e: Writes, node: fx.Node) -> Tile:
     return tile
 
 
+@elementwise(aten.leaky_relu)
 def leaky_relu(e: Writes, node: fx.Node) -> Tile:
     """max(x, 0) + slope min(x, 0); for slopes in (0, 1], max(x, slope x). Infinities go as in eager."""
     slope = number(node, 1, "negative_slope", 0.01)
@@ -207,6 +218,7 @@ def leaky_relu(e: Writes, node: fx.Node) -> Tile:
     return e.binary("add", e.binary("maximum", x, 0.0, "f32"), low, dtype_of(node))
 
 
+@elementwise(aten.hardsigmoid, aten.hardswish)
 def hard(e: Writes, node: fx.Node) -> Tile:
     """``hardsigmoid`` and ``hardswish``."""
     x = e.tile(node.args[0])
@@ -218,12 +230,14 @@ def hard(e: Writes, node: fx.Node) -> Tile:
     return e.binary("div", gate, 6.0, dtype_of(node))
 
 
+@elementwise(aten.mish)
 def mish(e: Writes, node: fx.Node) -> Tile:
     x = e.tile(node.args[0])
     gate = e.unary("tanh", e.unary("softplus", x, "f32", beta=1.0, threshold=20.0), "f32")
     return e.binary("mul", x, gate, dtype_of(node))
 
 
+@elementwise(aten.addcmul)
 def addcmul(e: Writes, node: fx.Node) -> Tile:
     base, left, right = node.args[:3]
     frame = e.frame(node, base, left, right)
@@ -233,6 +247,7 @@ def addcmul(e: Writes, node: fx.Node) -> Tile:
     return e.binary("add", _scaled(e, both, scale), c, dtype_of(node))
 
 
+@elementwise(aten.sgn, aten.sign)
 def sign(e: Writes, node: fx.Node) -> Tile:
     """1 where x > 0, -1 where x < 0, 0 elsewhere."""
     x = e.tile(node.args[0])

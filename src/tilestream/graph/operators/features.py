@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+
 import torch
 from torch import fx
 
@@ -9,6 +11,7 @@ from tilestream.graph.lowering import Emitter, dtype_of
 from tilestream.graph.nodes import Unsupported, argument, integer, is_slice, last_dim, number, packet, value
 from tilestream.graph.operators.elementwise import identity, only_first
 from tilestream.graph.operators.linear import linear
+from tilestream.graph.operators.rules import rule
 from tilestream.graph.rewrites.maxima import is_of_groups
 from tilestream.graph.sizes import same_size
 from tilestream.ir.dtypes import DTYPES
@@ -18,9 +21,13 @@ from tilestream.ir.tileops import GROUP
 aten = torch.ops.aten
 
 
-def reduction(e: Emitter, node: fx.Node, kind: str) -> Tile:
+_REDUCTIONS = {aten.sum: "sum", aten.mean: "mean", aten.amax: "max", aten.amin: "min"}
+
+
+@rule(*_REDUCTIONS)
+def reduction(e: Emitter, node: fx.Node) -> Tile:
     """``sum``, ``mean``, ``amax``, ``amin`` over the features; ``amax`` over the rows that ``split_maxima`` groups."""
-    x = node.args[0]
+    x, kind = node.args[0], _REDUCTIONS[packet(node)]
     if kind == "max" and is_of_groups(node):
         tile = e.tile(x, e.matrix(x))
         return e.emit("max_rows", tile.features // GROUP, dtype_of(node), (tile,))
@@ -32,6 +39,7 @@ def reduction(e: Emitter, node: fx.Node, kind: str) -> Tile:
     return e.emit(kind, 1, dtype, (tile,))
 
 
+@rule(aten.var)
 def variance(e: Emitter, node: fx.Node) -> Tile:
     """``var`` with a correction: mean, difference, square, mean, as many operations in fp32."""
     x = node.args[0]
@@ -48,6 +56,7 @@ def variance(e: Emitter, node: fx.Node) -> Tile:
     return e.binary("div", squares, float(frame.features - unbiased), dtype_of(node))
 
 
+@rule(aten._softmax, aten._log_softmax)
 def softmax(e: Emitter, node: fx.Node) -> Tile:
     x = node.args[0]
     last_dim(node, x, node.args[1])
@@ -60,6 +69,7 @@ def softmax(e: Emitter, node: fx.Node) -> Tile:
     return e.binary("sub", shifted, e.unary("log", total, "f32"), dtype_of(node))
 
 
+@rule(aten.cat)
 def cat(e: Emitter, node: fx.Node) -> Tile:
     parts = node.args[0]
     if not isinstance(parts, list | tuple):
@@ -99,6 +109,7 @@ def part(e: Emitter, node: fx.Node, x: object, start: int, stop: int) -> Tile:
     return e.parts[key]
 
 
+@rule(aten.slice)
 def slice_(e: Emitter, node: fx.Node) -> Tile:
     x = node.args[0]
     fake, result = value(x), value(node)
@@ -120,6 +131,7 @@ def _bound(node: fx.Node, position: int, key: str) -> int | None:
     return None if argument(node, position, key) is None else integer(node, position, key)
 
 
+@rule(aten.select)
 def select(e: Emitter, node: fx.Node) -> Tile:
     x = node.args[0]
     last_dim(node, x, node.args[1])
@@ -127,6 +139,7 @@ def select(e: Emitter, node: fx.Node) -> Tile:
     return part(e, node, x, index, index + 1)
 
 
+@rule(operator.getitem)
 def getitem(e: Emitter, node: fx.Node) -> Tile:
     """The first of several results; parts of a split are slices by now."""
     producer, index = node.args[0], node.args[1]
@@ -139,11 +152,13 @@ def getitem(e: Emitter, node: fx.Node) -> Tile:
 # -- norms --------------------------------------------------------------------------------------
 
 
+@rule(aten.native_layer_norm)
 def layer_norm(e: Emitter, node: fx.Node) -> Tile:
     only_first(node)
     return _norm(e, node, "layer_norm", node.args[2:4])
 
 
+@rule(aten._fused_rms_norm, aten.rms_norm)
 def rms_norm(e: Emitter, node: fx.Node) -> Tile:
     if packet(node) is aten._fused_rms_norm:
         only_first(node)
@@ -167,6 +182,7 @@ def _norm(e: Emitter, node: fx.Node, kind: str, affine: tuple[object, ...]) -> T
     return e.emit(kind, frame.features, dtype, (tile,), params, **attrs)
 
 
+@rule(aten.log_sigmoid_forward)
 def log_sigmoid(e: Emitter, node: fx.Node) -> Tile:
     only_first(node)
     x = e.tile(node.args[0])
@@ -174,6 +190,7 @@ def log_sigmoid(e: Emitter, node: fx.Node) -> Tile:
     return e.unary("neg", soft, x.dtype)
 
 
+@rule(aten.glu)
 def glu(e: Emitter, node: fx.Node) -> Tile:
     x = node.args[0]
     last_dim(node, x, argument(node, 1, "dim", -1))

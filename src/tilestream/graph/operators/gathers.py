@@ -5,7 +5,8 @@ from __future__ import annotations
 from torch import fx
 
 from tilestream.graph.lowering import Emitter, dtype_of
-from tilestream.graph.nodes import Unsupported, argument, aten, integer, packet, value
+from tilestream.graph.nodes import GATHERS, Unsupported, argument, aten, integer, packet, value
+from tilestream.graph.operators.rules import rule
 from tilestream.graph.sizes import settled
 from tilestream.ir.dtypes import INDEX_DTYPES
 from tilestream.ir.pipeline import DTYPE_BYTES, Tile
@@ -13,6 +14,7 @@ from tilestream.ir.pipeline import DTYPE_BYTES, Tile
 _INDEX_NAMES = {dtype: name for name, dtype in INDEX_DTYPES.items()}
 
 
+@rule(*GATHERS)
 def gather(e: Emitter, node: fx.Node) -> Tile:
     """A load of rows through an index, which may have any number of dimensions.
 

@@ -6,7 +6,8 @@ import torch
 from torch import fx
 
 from tilestream.graph.lowering import MAX_FEATURES, Emitter, Frame, Steps, dtype_of
-from tilestream.graph.nodes import Unsupported, argument, number, packet, takes_tf32, value
+from tilestream.graph.nodes import MATMULS, Unsupported, argument, number, packet, permutation, takes_tf32, value
+from tilestream.graph.operators.rules import rule
 from tilestream.graph.sizes import product, same_shape, same_size, same_sizes
 from tilestream.ir.pipeline import Tile
 
@@ -17,13 +18,10 @@ def weight(node: object) -> tuple[fx.Node, bool]:
     """The stored matrix behind the second operand of ``mm``, and whether that is ``[out, in]`` already."""
     if not isinstance(node, fx.Node):
         raise Unsupported("the weight is not a tensor")
-    swaps = {aten.t: (), aten.transpose: ((0, 1), (1, 0), (-1, -2), (-2, -1)), aten.permute: (([1, 0],),)}
-    kind = packet(node)
-    if kind in swaps and isinstance(node.args[0], fx.Node):
-        rest = tuple(list(a) if isinstance(a, list | tuple) else a for a in node.args[1:])
-        if kind is aten.t or rest in swaps[kind]:
-            return node.args[0], True
-    return node, False
+    order = permutation(node) or [0]
+    rank = len(order)
+    is_turned = order == [*range(rank - 2), rank - 1, rank - 2]
+    return (node.all_input_nodes[0], True) if is_turned else (node, False)
 
 
 def one_of_a_batch(node: object) -> object:
@@ -44,6 +42,7 @@ def one_of_a_batch(node: object) -> object:
     return node
 
 
+@rule(*MATMULS)
 def linear(e: Emitter, node: fx.Node, rows: tuple[int, int] | None = None) -> Tile:
     """``mm``, ``addmm``, ``linear``, and ``bmm`` with one matrix for all.
 

@@ -9,38 +9,29 @@ from __future__ import annotations
 from torch import fx
 
 from tilestream.graph.nodes import aten, is_result, packet, value
+from tilestream.graph.rewrites.each import each
 from tilestream.graph.rewrites.insert import call
 from tilestream.graph.rewrites.settings import Settings
 from tilestream.graph.sizes import same_shape, same_size, same_sizes
 
-_PAIRS = {aten.add, aten.sub, aten.mul, aten.div}
 
-
-def put_off_expands(graph: fx.Graph, _: Settings) -> int:
-    """Products and sums of a repeated column take the column; how many did. Those of it alone are columns too."""
-    count = 0
-    for node in list(graph.nodes):
-        if packet(node) not in _PAIRS:
-            continue
-        tensors = node.all_input_nodes
-        columns = [_column(n) for n in tensors]
-        made = value(node)
-        if made is None or not any(columns) or any(value(n) is None for n in tensors):
-            continue
-        if len(tensors) == 2 and all(_same(node, n) for n in tensors):
-            old, column = next((n, c) for n, c in zip(tensors, columns, strict=True) if c is not None)
-            if value(column).dtype == value(old).dtype:  # pyright: ignore
-                node.replace_input_with(old, column)
-                count += 1
-        elif len(tensors) == 1 and node.args[0] is tensors[0] and not is_result(node):  # an expand has strides of 0
-            (column,), (repeated,) = columns, tensors
-            assert column is not None
-            with graph.inserting_before(node):
-                narrow = call(node, node.target, column, *node.args[1:], **node.kwargs)
-                wide = call(node, aten.expand.default, narrow, *repeated.args[1:])
-            node.replace_all_uses_with(wide)
-            count += 1
-    return count
+@each(aten.add, aten.sub, aten.mul, aten.div)
+def put_off_expands(node: fx.Node, _: Settings) -> fx.Node | None:
+    """Products and sums of a repeated column take the column. Those of it alone are columns too."""
+    tensors = node.all_input_nodes
+    columns = [_column(n) for n in tensors]
+    if value(node) is None or not any(columns) or any(value(n) is None for n in tensors):
+        return None
+    if len(tensors) == 2 and all(_same(node, n) for n in tensors):
+        old, column = next((n, c) for n, c in zip(tensors, columns, strict=True) if c is not None)
+        if value(column).dtype == value(old).dtype:  # pyright: ignore
+            node.replace_input_with(old, column)
+            return node
+    elif len(tensors) == 1 and node.args[0] is tensors[0] and not is_result(node):  # an expand has strides of 0
+        (column,), (repeated,) = columns, tensors
+        narrow = call(node, node.target, column, *node.args[1:], **node.kwargs)
+        return call(node, aten.expand.default, narrow, *repeated.args[1:])
+    return None
 
 
 def _same(a: fx.Node, b: fx.Node) -> bool:

@@ -12,25 +12,22 @@ from typing import Any
 import torch
 from torch import fx
 
+from tilestream.graph.rewrites.each import each
 from tilestream.graph.rewrites.insert import call
 from tilestream.graph.rewrites.settings import Settings
 
 aten = torch.ops.aten
 
 
-def multiply_reals(graph: fx.Graph, _: Settings) -> int:
-    """Replace every ``view_as_real(a * b)`` of complex64 tensors that has no other user; how many were.
+@each(aten.view_as_real)
+def multiply_reals(real: fx.Node, _: Settings) -> fx.Node | None:
+    """Replace every ``view_as_real(a * b)`` of complex64 tensors that has no other user.
 
     ``(p + qi)(c + di)`` is ``(p, q) c + (q, p) (-d, d)``: pairs, the same pairs the other way round, and no
     concatenation. Sums are of the same fp32 products as ATen's.
     """
-    found = [
-        n for n in graph.find_nodes(op="call_function", target=aten.view_as_real.default) if _is_product(n.args[0])
-    ]
-    for real in found:
-        with graph.inserting_before(real):
-            real.replace_all_uses_with(_multiplied(real, real.args[0].all_input_nodes))
-    return len(found)
+    (product,) = real.all_input_nodes
+    return _multiplied(real, product.all_input_nodes) if _is_product(product) else None
 
 
 def _is_product(node: Any) -> bool:

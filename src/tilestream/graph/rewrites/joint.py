@@ -9,28 +9,22 @@ from __future__ import annotations
 from torch import fx
 
 from tilestream.graph.nodes import argument, aten, is_result, keeps_features, packet, value
+from tilestream.graph.rewrites.each import each
 from tilestream.graph.rewrites.insert import call
 from tilestream.graph.rewrites.settings import Settings
 from tilestream.graph.sizes import hint, settled
 
 
-def split_joined(graph: fx.Graph, settings: Settings) -> int:
+@each(aten.mm)
+def split_joined(node: fx.Node, settings: Settings) -> fx.Node | None:
     """``mm(t(dY), cat([A, B], -1))`` of at least ``least_rows`` becomes a product for each part, joined."""
-    count = 0
-    for node in list(graph.nodes):
-        if packet(node) is not aten.mm or len(node.users) == 0:
-            continue
-        left, right = node.args
-        parts = _parts(right) if isinstance(left, fx.Node) and isinstance(right, fx.Node) else ()
-        if not parts or hint(right.meta["val"].shape[0]) < settings.least_rows or right.meta["val"].element_size() != 2:
-            continue
-        with graph.inserting_before(node):
-            flat = [_flat(part) for part in parts]
-            products = [call(node, aten.mm.default, left, part) for part in flat]
-            joined = call(node, aten.cat.default, products, 1)
-        node.replace_all_uses_with(joined)
-        count += 1
-    return count
+    left, right = node.args
+    parts, rows = _parts(right) if isinstance(right, fx.Node) and node.users else (), value(right)
+    if not parts or rows is None or hint(rows.shape[0]) < settings.least_rows or rows.element_size() != 2:
+        return None
+    flat = [_flat(part) for part in parts]
+    products = [call(node, aten.mm.default, left, part) for part in flat]
+    return call(node, aten.cat.default, products, 1)
 
 
 def _parts(node: fx.Node) -> tuple[fx.Node, ...]:

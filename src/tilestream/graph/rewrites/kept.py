@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import fx
 
 from tilestream.graph.nodes import is_view
+from tilestream.graph.rewrites.each import each
 from tilestream.graph.rewrites.operators import SEGMENTS
 from tilestream.graph.rewrites.settings import Settings
 
@@ -17,15 +18,14 @@ def argument_of(index: fx.Node) -> fx.Node | None:
     return index if index.op == "placeholder" and not written else None
 
 
-def keep_lists(graph: fx.Graph, _: Settings) -> int:
-    """Let sorts of arguments be kept; how many. ``run.kept_lists`` decides in each call."""
-    made = 0
-    for node in graph.find_nodes(op="call_function", target=SEGMENTS):
-        index, nodes = node.args[:2]
-        if isinstance(index, fx.Node) and argument_of(index) is not None:
-            node.args = (index, nodes, True)
-            made += 1
-    return made
+@each(SEGMENTS.overloadpacket)
+def keep_lists(node: fx.Node, _: Settings) -> fx.Node | None:
+    """Let sorts of arguments be kept. ``run.kept_lists`` decides in each call."""
+    index, nodes = node.args[:2]
+    if not isinstance(index, fx.Node) or argument_of(index) is None:
+        return None
+    node.args = (index, nodes, True)
+    return node
 
 
 def _writes(user: fx.Node, argument: fx.Node) -> bool:

@@ -29,14 +29,6 @@ EDGES_A_NODE = 2
 """So many edges a node, at least: S is written and read twice, where before ``dY W`` and ``v[index]`` were."""
 
 
-class _Site(NamedTuple):
-    """``part`` adds columns of ``product``, ``dY W``, to rows of zeros."""
-
-    part: Part
-    product: fx.Node
-    gradient: fx.Node
-
-
 class _Key(NamedTuple):
     """What S is of: dY, the index, how many nodes there are."""
 
@@ -53,9 +45,10 @@ def multiply_late(graph: fx.Graph, settings: Settings) -> int:
             in place, and in order.
     """
     same = first_alike(graph)
-    sites = [site for node in graph.nodes if (site := _site(node, settings.least_rows)) is not None]
+    parts = [part for node in graph.nodes if (part := _late(node, settings.least_rows)) is not None]
     sums: dict[_Key, fx.Node] = {}
-    for part, product, gradient in sites:
+    for part in parts:
+        product, gradient = part.matrix, part.matrix.all_input_nodes[0]
         key = _Key(gradient, same.get(part.index, part.index), expression(part.node.meta["val"].shape[0]))
         if key not in sums:
             sums[key] = _sum(graph, part, gradient)
@@ -70,14 +63,14 @@ def multiply_late(graph: fx.Graph, settings: Settings) -> int:
                 left = call(product, aten.t.default, total)
                 product.replace_all_uses_with(call(product, aten.mm.default, left, table))
     graph.eliminate_dead_code()
-    for product in {site.product: None for site in sites}:
+    for product in {part.matrix: None for part in parts}:
         if product.users:
             narrow_product(product)
-    return len(sites)
+    return len(parts)
 
 
-def _site(node: fx.Node, least_rows: int) -> _Site | None:
-    """What ``node`` is, where it adds columns of a product at fewer nodes than there are edges."""
+def _late(node: fx.Node, least_rows: int) -> Part | None:
+    """What ``node`` adds, where that is columns of a product ``dY W`` to rows of zeros, fewer than there are edges."""
     part = part_of(node)
     if part is None or node.target not in (aten.index_add.default, aten.index_put.default):
         return None
@@ -90,7 +83,7 @@ def _site(node: fx.Node, least_rows: int) -> _Site | None:
     if made.dim() != 2 or part.index.meta["val"].dim() != 1 or out != part.features:
         return None
     few = EDGES_A_NODE * hint(made.shape[0]) <= hint(edges) and hint(edges) >= least_rows
-    return _Site(part, part.matrix, gradient) if few else None
+    return part if few else None
 
 
 def _sum(graph: fx.Graph, part: Part, gradient: fx.Node) -> fx.Node:

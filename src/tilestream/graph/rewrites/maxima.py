@@ -6,6 +6,7 @@ import torch
 from torch import fx
 
 from tilestream.graph.nodes import MATMULS, argument, packet, value
+from tilestream.graph.rewrites.each import each
 from tilestream.graph.rewrites.insert import call
 from tilestream.graph.rewrites.settings import Settings
 from tilestream.ir.tileops import GROUP
@@ -13,36 +14,30 @@ from tilestream.ir.tileops import GROUP
 aten = torch.ops.aten
 
 
-def split_maxima(graph: fx.Graph, _: Settings) -> int:
+@each(aten.amax)
+def split_maxima(node: fx.Node, _: Settings) -> fx.Node | None:
     """``amax`` over the rows of what a linear makes becomes one over every 16 rows, which a kernel has in a warp, and
     one over what is left: ``[n, p, f]`` to ``[n, p / 16, f]`` to ``[n, f]``. Which is the same, in any order."""
-    made = 0
-    for node in list(graph.nodes):
-        x = node.args[0] if packet(node) is aten.amax and node.args else None
-        if not isinstance(x, fx.Node) or not _can_split(node, x):
-            continue
-        fake = value(x)
-        assert fake is not None
-        points, features = fake.shape[-2:]
-        shape = [-1 if fake.dim() == 3 else fake.shape[0], *fake.shape[1:-2], points // GROUP, GROUP, features]
-        with graph.inserting_before(node):
-            grouped = call(node, aten.view.default, x, shape)
-            node.update_arg(0, call(node, aten.amax.default, grouped, [fake.dim() - 1]))
-        made += 1
-    return made
+    x = node.args[0]
+    fake = value(x)
+    if fake is None or not isinstance(x, fx.Node) or not _can_split(node, x):
+        return None
+    points, features = fake.shape[-2:]
+    shape = [-1 if fake.dim() == 3 else fake.shape[0], *fake.shape[1:-2], points // GROUP, GROUP, features]
+    grouped = call(node, aten.view.default, x, shape)
+    node.update_arg(0, call(node, aten.amax.default, grouped, [fake.dim() - 1]))
+    return node
 
 
-def join_maxima(graph: fx.Graph, _: Settings) -> int:
+@each(aten.amax)
+def join_maxima(node: fx.Node, _: Settings) -> fx.Node | None:
     """Undo ``split_maxima`` where no region has taken the first half."""
-    made = 0
-    for node in list(graph.nodes):
-        most = node.args[0] if packet(node) is aten.amax and node.args else None
-        if isinstance(most, fx.Node) and is_of_groups(most) and len(most.users) == 1:
-            grouped = most.args[0]
-            assert isinstance(grouped, fx.Node)
-            node.update_arg(0, grouped.args[0])
-            made += 1
-    return made
+    most = node.args[0]
+    if not isinstance(most, fx.Node) or not is_of_groups(most) or len(most.users) > 1:
+        return None
+    (grouped,) = most.all_input_nodes
+    node.update_arg(0, grouped.args[0])
+    return node
 
 
 def is_of_groups(node: fx.Node) -> bool:

@@ -13,11 +13,10 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
-from tilestream.graph.convolutions import LAST, pair, reads_padding_alone
-from tilestream.graph.nodes import Unsupported, argument, aten, packet, value
+from tilestream.graph.convolutions import LAST, of_pictures, reads_padding_alone
+from tilestream.graph.nodes import Unsupported, aten, packet, value
 from tilestream.graph.rewrites.insert import call
 from tilestream.graph.rewrites.settings import APART
-from tilestream.ir.dtypes import DTYPES
 from tilestream.ir.taps import Window
 
 WIDEST = 64
@@ -28,16 +27,12 @@ COPIED = "of the pixels that a window's row takes, side by side: a copy in front
 
 @dataclass(frozen=True)
 class Narrow:
-    """A convolution of few channels; all pairs are (y, x)."""
+    """A convolution of few channels, and what slides over its pictures; pairs are (y, x)."""
 
     x: fx.Node
     weight: fx.Node
     bias: fx.Node | None
-    size: tuple[int, int]
-    kernel: tuple[int, int]
-    stride: tuple[int, int]
-    padding: tuple[int, int]
-    dilation: tuple[int, int]
+    given: Window
 
     @property
     def channels(self) -> int:
@@ -46,37 +41,32 @@ class Narrow:
     @property
     def made(self) -> int:
         """Channels of the pixels that are made."""
-        return -(-self.kernel[1] * self.channels // EIGHTS) * EIGHTS
+        return -(-self.given.kernel[1] * self.channels // EIGHTS) * EIGHTS
 
     @property
     def window(self) -> Window:
         """What slides over them."""
-        across = Window(*self.size, self.kernel, self.stride, self.padding, self.dilation).out[1]
-        down = (self.kernel[0], 1), (self.stride[0], 1), (self.padding[0], 0), (self.dilation[0], 1)
-        return Window(self.size[0], across, *down)
+        g = self.given
+        down = (g.kernel[0], 1), (g.stride[0], 1), (g.padding[0], 0), (g.dilation[0], 1)
+        return Window(g.height, g.out[1], *down)
 
 
 def narrow(node: fx.Node) -> Narrow | None:
     """What ``node`` is, if it is a convolution of few channels whose result has its channels last."""
     if packet(node) is not aten.convolution:
         return None
-    x, weight = (value(a) for a in node.args[:2])
-    made, taken = value(node), node.args
-    if x is None or weight is None or made is None or x.dim() != 4 or x.dtype not in DTYPES:
-        return None
-    if argument(node, 6, "transposed", False) or argument(node, 8, "groups", 1) != 1 or x.dtype == torch.float32:
-        return None
-    sizes = (*x.shape[1:], *weight.shape)
-    if not all(isinstance(n, int) for n in sizes) or not made.is_contiguous(memory_format=torch.channels_last):
-        return None
     try:
-        stride, padding, dilation = (pair(argument(node, 3 + k, "")) for k in range(3))
+        x, window = of_pictures(node)
     except Unsupported:
         return None
-    size, kernel = (int(x.shape[2]), int(x.shape[3])), (int(weight.shape[2]), int(weight.shape[3]))
-    assert isinstance(taken[0], fx.Node) and isinstance(taken[1], fx.Node)
-    bias = taken[2] if isinstance(taken[2], fx.Node) else None
-    found = Narrow(taken[0], taken[1], bias, size, kernel, stride, padding, dilation)
+    pictures, weight, bias = node.args[:3]
+    made, kernel = value(node), value(weight)
+    assert isinstance(pictures, fx.Node) and isinstance(weight, fx.Node) and kernel is not None
+    if not all(isinstance(n, int) for n in (x.shape[1], *kernel.shape)):
+        return None
+    if made is None or not made.is_contiguous(memory_format=torch.channels_last):
+        return None
+    found = Narrow(pictures, weight, bias if isinstance(bias, fx.Node) else None, window)
     fits = found.channels % EIGHTS != 0 and found.made <= WIDEST and not reads_padding_alone(found.window)
     return found if fits else None
 
@@ -92,23 +82,23 @@ def side_by_side(n: Narrow, like: fx.Node) -> tuple[fx.Node, fx.Node]:
         node.meta[APART] = COPIED
         return node
 
-    span, more = n.dilation[1] * (n.kernel[1] - 1) + 1, n.made - n.kernel[1] * n.channels
+    span, more = n.given.dilation[1] * (n.given.kernel[1] - 1) + 1, n.made - n.given.kernel[1] * n.channels
     rows = made(aten.permute.default, n.x, LAST)
     height, across = rows.meta["val"].shape[1:3]
-    width, side = n.window.width, n.padding[1] * n.channels
-    if n.dilation[1] == 1:  # a window's row is one piece of a picture's
+    width, side = n.window.width, n.given.padding[1] * n.channels
+    if n.given.dilation[1] == 1:  # a window's row is one piece of a picture's
         flat = made(aten.reshape.default, rows, [-1, height, across * n.channels])
         flat = made(aten.constant_pad_nd.default, flat, [side, side])
-        taken = made(aten.unfold.default, flat, 2, span * n.channels, n.stride[1] * n.channels)
+        taken = made(aten.unfold.default, flat, 2, span * n.channels, n.given.stride[1] * n.channels)
     else:
-        rows = made(aten.constant_pad_nd.default, rows, [0, 0, n.padding[1], n.padding[1]])
-        taken = made(aten.unfold.default, rows, 2, span, n.stride[1])  # [images, height, width, channels, span]
-        taken = made(aten.slice.Tensor, taken, 4, 0, span, n.dilation[1])
+        rows = made(aten.constant_pad_nd.default, rows, [0, 0, n.given.padding[1], n.given.padding[1]])
+        taken = made(aten.unfold.default, rows, 2, span, n.given.stride[1])  # [images, height, width, channels, span]
+        taken = made(aten.slice.Tensor, taken, 4, 0, span, n.given.dilation[1])
         taken = made(aten.clone.default, made(aten.permute.default, taken, [0, 1, 2, 4, 3]))
-        taken = made(aten.reshape.default, taken, [-1, height, width, n.kernel[1] * n.channels])
+        taken = made(aten.reshape.default, taken, [-1, height, width, n.given.kernel[1] * n.channels])
     kernel = made(aten.permute.default, n.weight, LAST)  # [out, kernel y, kernel x, channels]
     out = int(kernel.meta["val"].shape[0])
-    kernel = made(aten.reshape.default, kernel, [out, n.kernel[0], 1, n.kernel[1] * n.channels])
+    kernel = made(aten.reshape.default, kernel, [out, n.given.kernel[0], 1, n.given.kernel[1] * n.channels])
     if more:
         taken, kernel = (made(aten.constant_pad_nd.default, t, [0, more]) for t in (taken, kernel))
     else:

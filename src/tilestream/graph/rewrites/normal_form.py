@@ -8,6 +8,7 @@ import torch
 from torch import fx
 
 from tilestream.graph.nodes import argument, integer, is_constant, is_view, packet, value
+from tilestream.graph.rewrites.each import each
 from tilestream.graph.rewrites.insert import call
 from tilestream.graph.rewrites.settings import Settings
 
@@ -19,33 +20,24 @@ def remove_dead(graph: fx.Graph, _: Settings) -> int:
     return int(graph.eliminate_dead_code())
 
 
-def unlift_constants(graph: fx.Graph, _: Settings) -> int:
+@each(aten.lift_fresh_copy, aten.lift_fresh)
+def unlift_constants(node: fx.Node, _: Settings) -> fx.Node | None:
     """Use a constant itself where the trace copies it first: nothing mutates it. Results keep their copy."""
-    made = 0
-    for node in list(graph.nodes):
-        lifted = packet(node) in (aten.lift_fresh_copy, aten.lift_fresh) and isinstance(node.args[0], fx.Node)
-        if lifted and is_constant(node.args[0]) and not any(u.op == "output" for u in node.users):
-            node.replace_all_uses_with(node.args[0])
-            made += 1
-    return made
+    lifted = node.args[0]
+    is_result = any(u.op == "output" for u in node.users)
+    return lifted if isinstance(lifted, fx.Node) and is_constant(lifted) and not is_result else None
 
 
-def split_to_slices(graph: fx.Graph, _: Settings) -> int:
+@each(operator.getitem)
+def split_to_slices(node: fx.Node, _: Settings) -> fx.Node | None:
     """``getitem(split(x), i)`` becomes ``slice(x)``, where the sizes are constants."""
-    made = 0
-    for node in list(graph.nodes):
-        if node.target is not operator.getitem or not isinstance(node.args[0], fx.Node):
-            continue
-        whole, index = node.args[0], node.args[1]
-        bounds = _bounds(whole, index)
-        if bounds is None:
-            continue
-        with graph.inserting_before(node):
-            part = call(node, aten.slice.Tensor, whole.args[0], integer(whole, 2, "dim", 0), *bounds)
-        part.meta = {**whole.meta, **node.meta}
-        node.replace_all_uses_with(part)
-        made += 1
-    return made
+    whole, index = node.args
+    bounds = _bounds(whole, index) if isinstance(whole, fx.Node) else None
+    if bounds is None or not isinstance(whole, fx.Node):
+        return None
+    part = call(node, aten.slice.Tensor, whole.args[0], integer(whole, 2, "dim", 0), *bounds)
+    part.meta = {**whole.meta, **node.meta}
+    return part
 
 
 def _bounds(whole: fx.Node, index: object) -> tuple[int, int] | None:
@@ -64,12 +56,11 @@ def _bounds(whole: fx.Node, index: object) -> tuple[int, int] | None:
     return start, start + constant[index]
 
 
-def squeeze_out_of_place(graph: fx.Graph, _: Settings) -> int:
+@each(aten.squeeze_)
+def squeeze_out_of_place(node: fx.Node, _: Settings) -> fx.Node:
     """``squeeze_``, which torch leaves behind products of vectors, as ``squeeze``: its copies would squeeze again."""
-    found = [node for node in graph.nodes if packet(node) is aten.squeeze_]
-    for node in found:
-        node.target = getattr(aten.squeeze, node.target._overloadname)
-    return len(found)
+    node.target = getattr(aten.squeeze, node.target._overloadname)  # pyright: ignore[reportAttributeAccessIssue]
+    return node
 
 
 def copy_views(graph: fx.Graph, _: Settings) -> int:

@@ -11,6 +11,7 @@ without the means).
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +19,7 @@ from torch import fx
 
 from tilestream.graph.lowering import MAX_FEATURES
 from tilestream.graph.nodes import argument, aten, is_view, packet, value
+from tilestream.graph.rewrites.each import each
 from tilestream.graph.rewrites.insert import call
 from tilestream.graph.rewrites.settings import Settings
 from tilestream.graph.sizes import settled
@@ -28,10 +30,9 @@ Found = tuple[fx.Node | None, ...]
 
 @dataclass(frozen=True)
 class _Writer:
-    """Writes nodes in front of ``like``, with its origin; arithmetic is in ``dtype``; ``eps`` is the norm's."""
+    """Writes nodes in front of ``like``, with its origin; arithmetic is in fp32; ``eps`` is the norm's."""
 
     like: fx.Node
-    dtype: torch.dtype
     eps: float
 
     def make(self, overload: torch._ops.OpOverload, *args: object, **kwargs: object) -> fx.Node:
@@ -45,7 +46,7 @@ class _Writer:
 
     def mean(self, x: fx.Node) -> fx.Node:
         """Of each row, a column."""
-        return self.make(aten.mean.dim, x, [-1], True, dtype=self.dtype)
+        return self.make(aten.mean.dim, x, [-1], True, dtype=torch.float32)
 
     def inverse(self, x: fx.Node) -> fx.Node:
         """One over the root of each row's mean square."""
@@ -59,25 +60,14 @@ class _Writer:
         return x if value_of(x).dtype == dtype else self.make(aten._to_copy.default, x, dtype=dtype)
 
 
-def open_norms(graph: fx.Graph, _: Settings) -> int:
-    """Write out the derivatives of norms over at most ``MAX_FEATURES`` features; how many there were.
+@each(aten.native_layer_norm_backward, aten._fused_rms_norm_backward)
+def open_norms(node: fx.Node, _: Settings) -> Found | None:
+    """Write out the derivatives of norms over at most ``MAX_FEATURES`` features.
 
     Wider ones stay whole: no row of theirs is in a region.
     """
-    count = 0
-    for node in list(graph.nodes):
-        rule = RULES.get(packet(node))
-        eps = _eps(node) if rule is not None and _rows(node) else None
-        if rule is None or eps is None or any(u.target is not operator.getitem for u in node.users):
-            continue
-        with graph.inserting_before(node):
-            parts = rule(_Writer(node, torch.float32, eps), node)
-        for user in list(node.users):
-            part = parts[user.args[1]]  # pyright: ignore[reportArgumentType, reportCallIssue]
-            if part is not None:
-                user.replace_all_uses_with(part)
-        count += 1
-    return count
+    eps = _eps(node) if _rows(node) and all(u.target is operator.getitem for u in node.users) else None
+    return None if eps is None else RULES[packet(node)](_Writer(node, eps), node)
 
 
 def value_of(node: fx.Node) -> torch.Tensor:
@@ -100,33 +90,31 @@ def _rows(node: fx.Node) -> bool:
 def _layer_norm(w: _Writer, node: fx.Node) -> Found:
     gradient, x, _, _, _, weight, bias, mask = node.args
     assert isinstance(gradient, fx.Node) and isinstance(x, fx.Node) and isinstance(mask, list | tuple)
-    centred = w.sub(x, w.mean(x))
-    scale = w.inverse(centred)
-    normal = w.mul(centred, scale)
-    return (
-        _row_gradient(w, gradient, weight, normal, scale, centre=True) if mask[0] else None,
-        _weight_gradient(w, gradient, weight, normal) if mask[1] else None,
-        w.cast(w.total(gradient), _dtype(bias, gradient)) if mask[2] else None,
-    )
+    parts = _gradients(w, gradient, weight, w.sub(x, w.mean(x)), mask, centre=True)
+    return *parts, w.cast(w.total(gradient), _dtype(bias, gradient)) if mask[2] else None
 
 
 def _rms_norm(w: _Writer, node: fx.Node) -> Found:
     gradient, x, _, _, weight, mask = node.args
     assert isinstance(gradient, fx.Node) and isinstance(x, fx.Node) and isinstance(mask, list | tuple)
-    wide = w.cast(x, w.dtype)
-    scale = w.inverse(wide)
-    normal = w.mul(wide, scale)
-    return (
-        _row_gradient(w, gradient, weight, normal, scale, centre=False) if mask[0] else None,
-        _weight_gradient(w, gradient, weight, normal) if mask[1] else None,
-    )
+    return _gradients(w, gradient, weight, w.cast(x, torch.float32), mask, centre=False)
+
+
+def _gradients(
+    w: _Writer, gradient: fx.Node, weight: object, rows: fx.Node, mask: Sequence[object], centre: bool
+) -> Found:
+    """``dx`` and ``dw`` where ``mask`` wants them; ``rows`` are those that become ``x^`` by their scale."""
+    scale = w.inverse(rows)
+    normal = w.mul(rows, scale)
+    along = _row_gradient(w, gradient, weight, normal, scale, centre) if mask[0] else None
+    return along, _weight_gradient(w, gradient, weight, normal) if mask[1] else None
 
 
 def _row_gradient(
     w: _Writer, gradient: fx.Node, weight: object, normal: fx.Node, scale: fx.Node, centre: bool
 ) -> fx.Node:
     """``dx``, in the dtype of what came in."""
-    scaled = w.cast(gradient, w.dtype)
+    scaled = w.cast(gradient, torch.float32)
     if isinstance(weight, fx.Node):
         scaled = w.mul(scaled, weight)
     along = w.mul(normal, w.mean(w.mul(scaled, normal)))

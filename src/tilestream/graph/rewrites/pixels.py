@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from tilestream.graph.convolutions import FIRST, LAST, convolution, is_convolution, pair, why_not
+from tilestream.graph.convolutions import FIRST, LAST, convolution, pair, why_not
 from tilestream.graph.nodes import argument, aten, first_alone, packet, value
 from tilestream.graph.operators import ELEMENTWISE
+from tilestream.graph.rewrites.each import each
 from tilestream.graph.rewrites.insert import call
 from tilestream.graph.rewrites.narrow_pixels import narrow, side_by_side
 from tilestream.graph.rewrites.settings import APART, Settings
@@ -57,18 +58,13 @@ def to_pixels(graph: fx.Graph, settings: Settings) -> int:
     return len(pixels)
 
 
-def from_pixels(graph: fx.Graph, _: Settings) -> int:
+@each(convolution)
+def from_pixels(node: fx.Node, _: Settings) -> fx.Node:
     """``aten.convolution`` again, under views, in the place of every convolution of pixels."""
-    found = [node for node in graph.nodes if is_convolution(node)]
-    for node in found:
-        x, weight, bias, stride, padding, dilation, _ = node.args
-        with graph.inserting_before(node):
-            shown = call(node, aten.permute.default, x, FIRST)
-            made = call(
-                node, aten.convolution.default, shown, weight, bias, stride, padding, dilation, False, [0, 0], 1
-            )
-            node.replace_all_uses_with(call(node, aten.permute.default, made, LAST))
-    return len(found)
+    x, *others = node.args[:-1]
+    shown = call(node, aten.permute.default, x, FIRST)
+    made = call(node, aten.convolution.default, shown, *others, False, [0, 0], 1)
+    return call(node, aten.permute.default, made, LAST)
 
 
 def _seen(node: fx.Node, pixels: dict[fx.Node, fx.Node]) -> fx.Node:

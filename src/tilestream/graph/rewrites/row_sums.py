@@ -12,6 +12,7 @@ from torch import fx
 from tilestream.graph.gradients import aliases
 from tilestream.graph.nodes import MATMULS, aten, is_view, packet, sums_rows, value
 from tilestream.graph.operators import ELEMENTWISE
+from tilestream.graph.rewrites.each import each
 from tilestream.graph.rewrites.settings import APART, Settings
 from tilestream.graph.sizes import same_size
 from tilestream.ir.ways import reached
@@ -21,23 +22,18 @@ _MOST = 16
 _CHEAP = {*ELEMENTWISE, aten._to_copy, torch.ops.prims.convert_element_type}
 
 
-def copy_sums_operands(graph: fx.Graph, _: Settings) -> int:
+@each(aten.sum)
+def copy_sums_operands(node: fx.Node, _: Settings) -> fx.Node | None:
     """Give every sum over rows its own copy of the wide arithmetic before it, which is in no region."""
-    made = 0
-    for node in list(graph.nodes):
-        if not sums_rows(node) or not isinstance(node.args[0], fx.Node):
-            continue
-        chain = _chain(node.args[0])
-        if not chain or sum(not is_view(n) for n in chain) > _MOST:
-            continue
-        copies: dict[fx.Node, fx.Node] = {}
-        with graph.inserting_before(node):
-            for each in chain:
-                copies[each] = graph.node_copy(each, lambda n, known=copies: known.get(n, n))
-                copies[each].meta[APART] = "only a sum over rows reads it"
-        node.replace_input_with(node.args[0], copies[node.args[0]])
-        made += 1
-    return made
+    chain = _chain(node.args[0]) if sums_rows(node) and isinstance(node.args[0], fx.Node) else []
+    if not chain or sum(not is_view(n) for n in chain) > _MOST:
+        return None
+    copies: dict[fx.Node, fx.Node] = {}
+    for one in chain:
+        copies[one] = node.graph.node_copy(one, lambda n: copies.get(n, n))
+        copies[one].meta[APART] = "only a sum over rows reads it"
+    node.replace_input_with(chain[-1], copies[chain[-1]])
+    return node
 
 
 def _chain(last: fx.Node) -> list[fx.Node]:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
-from tilestream.errors import IRError
+from tilestream.errors import IRError, VerifyError
 from tilestream.ir.pipeline import Pipeline, Queue, Stage, Tile, TileOp, Transport
 from tilestream.ir.ways import reached
 
@@ -47,10 +48,20 @@ class Body:
         last cut wins: what arrives can then be multiplied as it is.
         """
         at = self.linears()
-        return [
-            min(range(a + 1, b + 1), key=lambda cut: (self.width_of(cut), -cut))
-            for a, b in zip(at, at[1:], strict=False)
-        ]
+        return [min(range(a + 1, b + 1), key=lambda cut: (self.width_of(cut), -cut)) for a, b in pairwise(at)]
+
+    def pieces(self) -> list[tuple[int, int]]:
+        """Where ops begin and end that ``narrowest_cuts`` lie between: a linear in each.
+
+        Raises:
+            VerifyError: there is but one.
+        """
+        made = list(pairwise((0, *self.narrowest_cuts(), len(self.ops))))
+        if len(made) < 2:
+            raise VerifyError(
+                "the region has fewer than two linears: nothing to split over stages", "use strategy='vertical'"
+            )
+        return made
 
 
 def body(program: Pipeline, cheap: Sequence[str] = CHEAP) -> Body:
@@ -81,7 +92,7 @@ def cut(parts: Body, cuts: Sequence[int], transport: Transport, strategy: str) -
     home: dict[str, str] = {}
     users: dict[str, list[str]] = {}
     made: set[str] = set()
-    for index, (start, stop) in enumerate(zip(bounds, bounds[1:], strict=False)):
+    for index, (start, stop) in enumerate(pairwise(bounds)):
         name = f"s{index}"
         ops = _stage_ops(parts, parts.ops[start:stop], name, made)
         stages.append(Stage.of(name, ops))

@@ -27,12 +27,7 @@ def split_columns(program: Pipeline, device: Device, columns: int = 128) -> Pipe
         VerifyError: no layer is wider than ``columns``, or the stages are more than the device has SMs.
     """
     parts = body(program)
-    bounds = [0, *parts.narrowest_cuts(), len(parts.ops)]
-    pieces = [parts.ops[a:b] for a, b in zip(bounds, bounds[1:], strict=False)]
-    if len(pieces) < 2:
-        raise VerifyError(
-            "the region has fewer than two linears: nothing to split over stages", "use strategy='vertical'"
-        )
+    pieces = [parts.ops[start:stop] for start, stop in parts.pieces()]
     divided = [_Layer(piece, columns) if _divides(piece, columns) else None for piece in pieces]
     if not any(divided):
         raise VerifyError(

@@ -27,12 +27,7 @@ def split_spatial(program: Pipeline, device: Device, layers_per_stage: int = 1) 
         VerifyError: there is nothing to split.
     """
     parts, look = body(program), _looks(program, device)
-    bounds = [0, *parts.narrowest_cuts(), len(parts.ops)]
-    pieces = list(zip(bounds, bounds[1:], strict=False))
-    if len(pieces) < 2:
-        raise VerifyError(
-            "the region has fewer than two linears: nothing to split over stages", "use strategy='vertical'"
-        )
+    pieces = parts.pieces()
     heaviest = sorted((look(piece).seconds for piece in pieces), reverse=True)
     share = sum(heaviest[:layers_per_stage]) * SLACK
     cuts = _cuts(pieces, look, share, layers_per_stage, lambda added: added.work_s)
