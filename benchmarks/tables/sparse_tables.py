@@ -1,7 +1,8 @@
 """Write docs/sparse-results.md from the studies in benchmarks/results/sparse (``-m benchmarks.tables.sparse_tables``).
 
-The studies come from ``tilestream sparse reproduce --out benchmarks/results/sparse``; the last two from
-``python -m benchmarks.run.sparse_cpu --part graphs --out benchmarks/results/sparse`` and ``--part pyg``.
+The studies come from ``tilestream sparse reproduce --out benchmarks/results/sparse``; the last three from
+``python -m benchmarks.run.sparse_cpu --part graphs --out benchmarks/results/sparse``, ``--part pyg``, and
+``python -m benchmarks.run.sparse_gpu --out benchmarks/results/sparse``.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ def page() -> str:
     """The whole document: what was written by hand, then a section a study; its prose wrapped."""
     studies = [
         Study.read(FOLDER / f"{name}.json")
-        for name in (*STUDIES, "cpu", "cpu_pyg")
+        for name in (*STUDIES, "cpu", "cpu_pyg", "gpu")
         if (FOLDER / f"{name}.json").is_file()
     ]
     return wrapped(HEAD.read_text(encoding="utf-8") + "\n" + "\n".join(study.markdown() for study in studies))

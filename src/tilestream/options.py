@@ -47,6 +47,8 @@ class Options:
             attention in the place of cuDNN's, each where that is faster. Inference graphs with regions alone.
         early_launch: kernels of inference graphs start, and load weights, while the kernel in front of them still
             runs.
+        float32_parts: linear layers of float32, which torch's default keeps off the tensor cores in tf32, are computed
+            there by products of bf16 parts, as exactly.
         keep_lists: keep sorted lists of edges from call to call, where torch counts no change of an argument in between
             and no CUDA graph is captured: for who writes to lists by torch's operators alone. Those of constant buffers
             (``constant_weights``) are always kept.
@@ -74,6 +76,7 @@ class Options:
     interactions: bool = True
     attention: bool = True
     early_launch: bool = True
+    float32_parts: bool = True
     keep_lists: bool = False
     convolutions: Convolutions = "auto"
     fallback: bool = True
@@ -93,6 +96,7 @@ class Options:
             "interactions",
             "attention",
             "early_launch",
+            "float32_parts",
             "keep_lists",
             "fallback",
         )

@@ -13,6 +13,7 @@ from programs import chain
 from tilestream.cuda import driver
 from tilestream.cuda.launch import CompiledPipeline, addressable
 from tilestream.errors import DeviceError
+from tilestream.ir.pipeline import Role, Tensor
 from tilestream.kernels.parts.tensor_maps import MatrixMap
 
 
@@ -23,7 +24,7 @@ class Recorder:
     source: Any
     told: dict[str, tuple[int, int]] = field(default_factory=dict)
     record = None
-    kernel = SimpleNamespace(needs_rows=True)
+    kernel = SimpleNamespace(needs_rows=True, buffers=())
 
     def prepare(self, where: dict[str, tuple[int, int]], rows: int, stream: int, capture: int) -> list[Any]:
         self.told = dict(where)
@@ -45,6 +46,20 @@ def test_rows_of_a_result_of_any_shape(shape: tuple[int, ...], stride: int):
     result = torch.empty(shape, dtype=torch.bfloat16)
     compiled.bind({"x": x}, 12, (output,))._prepared([result], 0, 0)
     assert launch.told[output][:2] == (result.data_ptr(), stride) and launch.told["x"][:2] == (x.data_ptr(), 64)
+
+
+def test_a_kernels_own_buffer_is_where_its_launch_looks():
+    """As sums at nodes have one, of as many rows as the call."""
+    program = chain(1, 64)
+    launch = Recorder(SimpleNamespace(pipeline=program))
+    launch.kernel = SimpleNamespace(needs_rows=True, buffers=(Tensor.of("left", Role.OUTPUT, (4,), "f32"),))
+    compiled = CompiledPipeline(program, [launch], torch.device("cpu"))  # pyright: ignore[reportArgumentType]
+    (buffer,) = compiled.buffers
+    (output,) = (t.name for t in compiled.outputs)
+    given = torch.empty(12, 64, dtype=torch.bfloat16), compiled.empty(buffer, 12, {})
+    assert given[1].shape == (12, 4)
+    compiled.bind({}, 12, (output,))._prepared(given, 0, 0)
+    assert launch.told["left"][0] == given[1].data_ptr()
 
 
 def test_rows_of_a_result_with_gaps():

@@ -75,3 +75,18 @@ def test_a_launch_that_starts_early(calls: Calls, cooperative: bool) -> None:
     early, together = ids.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, ids.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
     assert [a.id for a in config.attrs] == [early, together][: 1 + cooperative] and config.numAttrs == 1 + cooperative
     assert config.attrs[0].value.programmaticStreamSerializationAllowed == 1
+
+
+def test_zeros_are_a_launch_and_a_node_of_a_graph(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
+    address, words, after = 1 << 40, 1032, ["before"]
+    made: list[tuple[Any, ...]] = []
+    good = bindings.CUresult.CUDA_SUCCESS
+    for name, value in (("cuMemsetD32Async", ()), ("cuCtxGetCurrent", (11,)), ("cuGraphAddMemsetNode", ("node",))):
+        monkeypatch.setattr(calls, name, lambda *args, v=value: (made.append(args), (good, *v))[1], raising=False)
+    clear = driver.Clearing(address, words, STREAM)
+    clear()
+    assert made.pop() == (address, 0, words, STREAM)
+    assert clear.add_to("graph", after) == "node"
+    graph, nodes, count, node, context = made.pop()
+    assert (graph, nodes, count, context) == ("graph", after, 1, 11)
+    assert (int(node.dst), node.value, node.elementSize, node.width, node.height) == (address, 0, 4, words, 1)

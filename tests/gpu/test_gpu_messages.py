@@ -83,7 +83,7 @@ from tilestream.run import device_ops as segments
 index = torch.tensor([0, {bad}, 1], device="cuda")
 for call in ("first", "second"):
     try:
-        segments.segments(index, 5)
+        segments.segments(index, 5, False, {wraps})
         torch.cuda.synchronize()
     except InputError as error:  # of the second call, or of the first where torch's sort meets the lost context
         print(call, error)
@@ -94,9 +94,9 @@ for call in ("first", "second"):
 
 @pytest.mark.gpu
 @pytest.mark.traps
-@pytest.mark.parametrize("bad", [5, -6, 2**32])
-def test_an_index_that_is_no_node_ends_the_kernel_and_is_named(bad: int) -> None:
-    code = OUTSIDE.format(bad=bad)
+@pytest.mark.parametrize(("bad", "wraps"), [(5, True), (-6, True), (2**32, True), (-1, False)])
+def test_an_index_that_is_no_node_ends_the_kernel_and_is_named(bad: int, wraps: bool) -> None:
+    code = OUTSIDE.format(bad=bad, wraps=wraps)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     first, second, *_ = [*done.stdout.splitlines(), "", ""]
     named = f"the index of row 1 of a sum of rows by their indices is {bad}, and the sum has 5 rows"

@@ -13,8 +13,9 @@ from torch.nn import functional as F
 
 from tilestream.graph.capture import capture
 from tilestream.graph.convexity import Groups, successors
-from tilestream.graph.lowering import MAX_FEATURES
+from tilestream.graph.lowering import MAX_FEATURES, PARTS
 from tilestream.graph.selection import POINTWISE, Partition, partition
+from tilestream.ir.float32 import MOST_FEATURES, by_parts
 
 
 @pytest.fixture(autouse=True)
@@ -74,12 +75,21 @@ def test_float64_falls_back():
     assert "dtype float64" in reasons(found)["aten.addmm.default"]
 
 
-def test_float32_stays_out_under_torchs_default():
-    assert "highest" in reasons(cut(linear(9, 13), (37, 9), dtype=torch.float32))["aten.addmm.default"]
+def test_float32_is_multiplied_by_parts_under_torchs_default():
+    (region,) = cut(linear(9, 13), (37, 9), dtype=torch.float32).regions
+    assert by_parts(region.program)
+    weight = next(p for p in region.parameters if p.steps[-1:] == PARTS)
+    assert region.program.tensor(weight.tensor).shape == (13, 6 * 9)
+
+
+def test_float32_stays_out_where_its_parts_would_be_less_exact():
+    found = cut(linear(MOST_FEATURES + 1, 13), (37, MOST_FEATURES + 1), dtype=torch.float32)
+    assert not found.regions and "highest" in reasons(found)["aten.addmm.default"]
 
 
 def test_float32_follows_torchs_flag(tf32: None):
-    assert len(cut(linear(9, 13), (37, 9), dtype=torch.float32).regions) == 1
+    (region,) = cut(linear(9, 13), (37, 9), dtype=torch.float32).regions
+    assert not by_parts(region.program)
 
 
 def test_pointwise_alone_is_left_to_inductor():

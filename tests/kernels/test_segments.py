@@ -125,9 +125,11 @@ class OnHost:
     def __init__(self, pipeline: Pipeline) -> None:
         self.pipeline = pipeline
 
-    def bind(self, tensors: Mapping[str, T], rows: int, written: Sequence[str]) -> Callable[[Sequence[T]], None]:
-        def enqueue(results: Sequence[T]) -> None:
-            results[0].copy_(run_on_host(self.pipeline, tensors)["y"])
+    def bind(self, tensors: Mapping[str, T], rows: int, moving: Sequence[str]) -> Callable[[Sequence[T]], None]:
+        def enqueue(given: Sequence[T]) -> None:
+            found = {**tensors, **dict(zip(moving, given, strict=True))}
+            result = found.pop("y")
+            result.copy_(run_on_host(self.pipeline, found)["y"])
 
         return enqueue
 

@@ -139,6 +139,24 @@ def test_an_index_that_is_no_node(bad: int, few: bool, on_host: OnHost, monkeypa
     assert f"the index of row 1 of a sum of rows by their indices is {bad}, and the sum has 5" in str(record.error())
 
 
+@pytest.mark.parametrize("launch", ["count", "few", "picked"])
+def test_an_index_below_zero_where_it_is_no_node(launch: str, on_host: OnHost, monkeypatch: pytest.MonkeyPatch) -> None:
+    on_host.use(monkeypatch, launch == "few")
+    record = sorted_keys.node_record()
+    record.words.share_memory_()
+    monkeypatch.setattr(sorted_keys, "_record", lambda _: record)
+    index, busy = torch.tensor([0, -1, 1]), torch.empty(busy_words(3), dtype=torch.int32)
+    child = os.fork()
+    if child == 0:
+        if launch == "picked":
+            sorted_keys.picked(index, torch.arange(3, dtype=torch.int32), 5, wraps=False)
+        else:
+            sorted_keys.segments(index, 5, busy, wraps=False)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 42
+    assert "the index of row 1 of a sum of rows by their indices is -1, and the sum has 5" in str(record.error())
+
+
 @pytest.mark.parametrize("edges", [1, 3000])
 def test_another_index_in_sorted_order(edges: int, on_host: OnHost, monkeypatch: pytest.MonkeyPatch) -> None:
     on_host.use(monkeypatch, False)

@@ -15,6 +15,7 @@ from convolutions import TAILS
 from gpu_pipelines import NAMED, one_stage
 from places import GOLDEN
 
+from benchmarks.lib.edge_layers import edge_conv
 from tilestream import devices
 from tilestream.apps import APPS
 from tilestream.graph.capture import capture
@@ -22,12 +23,19 @@ from tilestream.graph.selection import partition
 from tilestream.ir.launches import cut_at_dram
 from tilestream.ir.pipeline import Pipeline
 from tilestream.kernels.stream.emit import emit
-from tilestream.plan.passes import choose_in_flight, choose_placement, choose_residency, cut_vertical
+from tilestream.plan.passes import choose_in_flight, choose_placement, choose_residency, cut_vertical, load_directly
 
 FILE = GOLDEN / "cuda.json"
 MODELS = tuple(APPS)
 """README's cases are all among them."""
-PIPELINES = NAMED | {name: functools.partial(lambda make: one_stage(make()), make) for name, make in TAILS.items()}
+EDGES = {
+    "edge_conv_direct": lambda: one_stage(load_directly(edge_conv(64, 64, 128, ()))),
+    "edge_conv_summed": lambda: one_stage(load_directly(edge_conv(64, 64, 128, ("max", "sum")))),
+    "edge_conv_summed_by_loaders": lambda: one_stage(edge_conv(16, 64, 40, ("min",))),
+}
+PIPELINES = (
+    NAMED | {name: functools.partial(lambda make: one_stage(make()), make) for name, make in TAILS.items()} | EDGES
+)
 
 
 def of_pipeline(pipeline: Pipeline) -> list[str]:

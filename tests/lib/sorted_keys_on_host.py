@@ -8,9 +8,9 @@ from __future__ import annotations
 import ctypes
 import os
 import subprocess
+from collections.abc import Callable, Iterator
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -61,8 +61,19 @@ class OnHost:
         patch.setattr(sorted_keys, "TILE", 16 * THREADS)
         patch.setattr(sorted_keys, "FEW_NODES", 1 << 17 if few else 0)
         patch.setattr(sorted_keys, "CTAS", 3)
-        patch.setattr(sorted_keys, "_launch", self._launch)
+        patch.setattr(sorted_keys, "_enqueue", self._enqueue)
+        patch.setattr(sorted_keys, "needs", sorted_keys.needs.__wrapped__)  # which knows other tiles
 
-    def _launch(self, step: Any, packed: bytes, _: torch.device) -> None:
-        self.launched.append(step.name)
-        getattr(self._library, f"launch_tilestream_{step.name}")(packed, step.ctas, THREADS, sorted_keys.SHARED_BYTES)
+    def _enqueue(
+        self,
+        _: tuple[int, ...],
+        made: Callable[[], Iterator[tuple[sorted_keys.Step, bytes]]],
+        device: torch.device,
+        clear: tuple[int, int] = (0, 0),
+    ) -> None:
+        ctypes.memset(clear[0], 0, 4 * clear[1])
+        for step, packed in made():
+            self.launched.append(step.name)
+            getattr(self._library, f"launch_tilestream_{step.name}")(
+                packed, step.ctas, THREADS, sorted_keys.SHARED_BYTES
+            )

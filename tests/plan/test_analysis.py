@@ -134,7 +134,9 @@ def test_float32_says_what_less_precision_gives_and_what_to_write():
     with_tf32 = tf32.predicted_us, tf32.inductor_predicted_us
     wanted = analyse(mlp(), (rows(ROWS),), H200)
     assert (bf16.predicted_us, bf16.inductor_predicted_us) == (wanted.predicted_us, wanted.inductor_predicted_us)
-    assert made.predicted_us is not None and all(us is not None and us < made.predicted_us for us in with_tf32)
+    assert made.predicted_us is not None and with_tf32[0] is not None and with_tf32[0] < made.predicted_us
+    without = analyse(mlp(torch.float32), (rows(ROWS, torch.float32),), Options(device="h200", float32_parts=False))
+    assert without.predicted_us is not None and all(us is not None and us < without.predicted_us for us in with_tf32)
     text = str(Report(made))
     assert 'tf32: write torch.set_float32_matmul_precision("high")' in text and "model.bfloat16()" in text
     assert torch.get_float32_matmul_precision() == "highest"

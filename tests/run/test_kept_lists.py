@@ -48,7 +48,12 @@ def sorts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many edges each sort had."""
     made: list[int] = []
     plain = operators.segments
-    monkeypatch.setattr(operators, "segments", lambda index, nodes: made.append(len(index)) or plain(index, nodes))
+
+    def noted(index: Tensor, nodes: int, wraps: bool = True) -> tuple[Tensor, ...]:
+        made.append(len(index))
+        return plain(index, nodes, wraps=wraps)
+
+    monkeypatch.setattr(operators, "segments", noted)
     return made
 
 
@@ -179,7 +184,7 @@ def test_in_a_capture_only_constants_are_taken(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda *_: torch.Stream("cpu"))
     monkeypatch.setattr(
-        device_ops, "_sorted", lambda index, nodes: operators.segments(index.as_subclass(Tensor), nodes)
+        device_ops, "_sorted", lambda index, nodes, **_: operators.segments(index.as_subclass(Tensor), nodes)
     )
     lists, index = kept_lists.KeptLists(), edges()[0]
     sorted_by(lists, index, constant=True)

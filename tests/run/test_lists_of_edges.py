@@ -221,6 +221,46 @@ def test_negative_indices_count_from_the_last_node_where_eagers_do(device: str) 
     check(compiled(module, device), module, x, edges)
 
 
+class Ends(nn.Module):
+    """Rows of senders, and of receivers, to receivers, each as its name says."""
+
+    def __init__(self, *ways: str) -> None:
+        super().__init__()
+        self.ways, self.first = ways, nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor, edges: Tensor) -> Tensor:
+        h = torch.tanh(self.first(x))
+        senders, receivers = edges[0], edges[1]
+        messages = h.index_select(0, senders) if "select senders" in self.ways else h[senders]
+        if "select receivers" in self.ways:
+            messages = messages * h.index_select(0, edges[1])  # the same row of the list, taken anew
+        zeros = torch.zeros_like(h)
+        if "add" in self.ways:
+            return zeros.index_add(0, receivers, messages)
+        if "scatter" in self.ways:
+            return zeros.scatter_add(0, receivers.view(-1, 1).expand_as(messages), messages)
+        return zeros.index_put((receivers,), messages, accumulate=True)
+
+
+WRONG = [(("add",), 1), (("scatter",), 1), (("select senders",), 0), (("select receivers",), 1)]
+
+
+@pytest.mark.parametrize(("ways", "end"), WRONG)
+def test_negative_indices_are_refused_where_eager_refuses_them(ways: tuple[str, ...], end: int, device: str) -> None:
+    if device == "cuda":
+        pytest.skip("ends the context: test_gpu_messages")
+    module, (x, edges) = Ends(*ways), drawn(device)
+    edges[end, 3] -= NODES
+    with pytest.raises((RuntimeError, IndexError)):
+        module(x, edges)
+    fast = torch.compile(module, backend=tilestream, options={"target": "reference"})
+    with torch.no_grad(), pytest.raises(InputError, match="outside of its 50 rows"):
+        fast(x, edges)
+    edges[end, 3] += NODES
+    edges[1 - end, 3] -= NODES  # the other end counts them from the last node
+    check(compiled(module, device), module, x, edges)
+
+
 def rows_of_columns(x: Tensor) -> Tensor:
     return x.t().contiguous().t()
 

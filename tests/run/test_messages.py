@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,7 @@ from rewritten import counted, sort_messages
 from torch import Tensor, fx, nn
 from torch._subclasses import FakeTensorMode
 
-from tilestream.cuda import beside, sorted_keys
+from tilestream.cuda import beside, driver, sorted_keys
 from tilestream.errors import InputError
 from tilestream.graph.rewrites import operators as segments
 from tilestream.graph.rewrites.table import When
@@ -97,7 +98,8 @@ def test_their_kernels_begin_with_the_graph(edges: int, monkeypatch: pytest.Monk
     device_ops.begin(graph.graph)
 
     class Nothing:
-        def launch(self, *_: object) -> None: ...
+        def prepare(self, *_: object) -> Callable[[], None]:
+            return lambda: None
 
     class Unbound:
         def bind(self, *_: object) -> Any:
@@ -105,7 +107,10 @@ def test_their_kernels_begin_with_the_graph(edges: int, monkeypatch: pytest.Monk
 
     launched: list[str] = []
     monkeypatch.setattr(beside, "function", lambda _, text, *__: launched.append(text) or Nothing())
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda *_: SimpleNamespace(cuda_stream=0))
+    for name in ("_cuda_getCurrentRawStream", "_cuda_isCurrentStreamCapturing"):
+        monkeypatch.setattr(torch._C, name, lambda *_: 0, raising=False)
+    for name in ("ensure_context", "Clearing"):
+        monkeypatch.setattr(driver, name, lambda *_: lambda: None)
     monkeypatch.setattr(sorted_keys, "_record", lambda _: SimpleNamespace(address=0))
     busy = torch.zeros(1, dtype=torch.int32)
     order, starts = sorted_keys.segments(torch.zeros(edges, dtype=torch.int64), 300, busy)

@@ -85,7 +85,7 @@ def degree(x: Tensor, to: Tensor) -> Tensor:
 
 def test_counts_in_16_bits_do_not_stop(monkeypatch: pytest.MonkeyPatch) -> None:
     """A hub's degree, which a layer divides its exact sum by, perhaps in another graph: added up in bfloat16 it stays
-    at 256. It is sorted whatever it takes, also where nothing else of the graph is ours."""
+    at 256. It is counted in whole numbers, also where nothing else of the graph is ours."""
     monkeypatch.undo()
     x, to = torch.zeros(NODES, dtype=torch.bfloat16), torch.zeros(20_000, dtype=torch.int64)
     torch._dynamo.reset()
@@ -93,6 +93,35 @@ def test_counts_in_16_bits_do_not_stop(monkeypatch: pytest.MonkeyPatch) -> None:
     with torch.no_grad():
         assert fast(x, to)[0] == torch.tensor(20_000).bfloat16()
     assert sort_messages(trace(degree, (x.float(), to))) == 0
+
+
+HALVES = {
+    "ones": lambda x, to: x.new_zeros(NODES).scatter_add(0, to, x.new_ones(len(to))),
+    "many of a half, of int32": lambda x, to: x.new_zeros(NODES).index_add(0, to.int(), x.new_full((len(to),), 0.5)),
+    "from the end": lambda x, to: x.new_zeros(NODES).index_put((to - NODES,), x.new_ones(len(to)), accumulate=True),
+    "a column": lambda x, to: x.new_zeros(NODES, 1).index_add(0, to, x.new_ones(len(to), 1)),
+}
+
+
+@pytest.mark.parametrize("how", HALVES)
+def test_counts_are_not_sorted(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    torch.manual_seed(0)
+    x, to = torch.zeros(NODES, dtype=torch.bfloat16), torch.randint(NODES, (9000,))
+    to[:4000] = 3
+    graph = trace(HALVES[how], (x, to))
+    assert sort_messages(graph) == 1
+    assert not graph.graph.find_nodes(op="call_function", target=torch.ops.tilestream.segments.default)
+    (got,) = graph(x, to)
+    assert got.dtype == torch.bfloat16 and torch.equal(got, HALVES[how](x.double(), to).bfloat16())
+
+
+def test_a_sum_of_weights_in_16_bits_is_sorted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    w, to = torch.rand(900).bfloat16(), torch.randint(NODES, (900,))
+    graph = trace(lambda w, to: w.new_zeros(NODES).index_add(0, to, w), (w, to))
+    assert sort_messages(graph) == 1
+    assert graph.graph.find_nodes(op="call_function", target=torch.ops.tilestream.segments.default)
 
 
 def test_16_bits_are_sorted_beside_what_is(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,7 @@ Out = Annotated[Path | None, typer.Option("--out", help="Write the result as Mat
 Json = Annotated[Path | None, typer.Option("--json", help="Write the result to this file as JSON.")]
 Html = Annotated[Path | None, typer.Option(help="Write a page with the graphs, their tokens and stalls.")]
 Timeline = Annotated[Path | None, typer.Option(help="Write a timeline that ui.perfetto.dev opens.")]
+Target = Annotated[str, typer.Option("--target", help="streams; cpu: loops; cuda, reference: pipelines and PyTorch.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
 
@@ -77,28 +79,28 @@ def run(
     how: How,
     depth: Depth = None,
     engine: Engine = "fast",
-    target_: Annotated[
-        str, typer.Option("--target", help="streams, or cpu: compiled loops, and their time.")
-    ] = "streams",
+    target_: Target = "streams",
+    dtype: Annotated[str, typer.Option(help="Of cuda and reference: float32, bfloat16 or float16.")] = "float32",
     check: Check = True,
     output: Out = None,
     json_: Json = None,
     debug: Debug = False,
 ) -> None:
     """Run a program and hold its values against dense PyTorch in float64; exit code 1 where they differ."""
-    if target_ not in ("streams", "cpu"):
-        raise OptionError(f"--target is {target_!r}", "use streams or cpu")
+    if target_ not in ("streams", "cpu", "cuda", "reference"):
+        raise OptionError(f"--target is {target_!r}", "use streams, cpu, cuda or reference")
+    if target_ != "streams" and (depth is not None or engine != "fast"):
+        raise OptionError(f"{'--depth' if depth is not None else '--engine'} with --target {target_}", "leave it out")
     if target_ == "cpu":
-        if depth is not None or engine != "fast":
-            raise OptionError(f"{'--depth' if depth is not None else '--engine'} with --target cpu", "leave it out")
-        _run_loops(what, how, check, output, json_)
-        return
+        return _run_loops(what, how, check, output, json_)
+    if target_ != "streams":
+        return _run_pipelines(what, how, target_, dtype, check, output, json_)
     with Progress() as progress:
         loaded, program, made = _execute(what, how, engine, progress, depth=depth)
-        found = _checked(check, loaded, made, program, progress)
+        found = _checked(check, loaded, progress, lambda checks: checks.check(loaded, made, program))
     out.print(f"{loaded.name}: {made.cycles:,} cycles")
     _say_choice(program)
-    _save(output, made)
+    _save(output, made.outputs)
     _conclude(found, json_, {"target": loaded.name, "schedule": str(program.schedule), **_figures(program, made)})
 
 
@@ -130,7 +132,7 @@ def simulate(
                 raise OptionError("--memory with --engine spec", "memory is timed by --engine fast")
             del settings["memory"]
         loaded, program, made = _execute(what, how, engine, progress, **settings)
-        found = _checked(check, loaded, made, program, progress)
+        found = _checked(check, loaded, progress, lambda checks: checks.check(loaded, made, program))
     out.print(f"{loaded.name}: {made.cycles:,} cycles, {made.flops:,} operations, {made.bytes:,} bytes")
     _say_choice(program)
     out.print(f"schedule: {program.schedule}", soft_wrap=True)
@@ -140,7 +142,7 @@ def simulate(
         if table:
             out.print(str(region.table), soft_wrap=True)
         out.print(report.node_table(result))
-    _save(output, made)
+    _save(output, made.outputs)
     if html is not None:
         shown = [(r.name, r.graph, made.regions[r.name], str(r.table)) for r in program.regions]
         files.write(html, report.page(loaded.name, shown, str(program.schedule)))
@@ -293,13 +295,13 @@ def _run_loops(what: What, how: How, check: bool, output: Path | None, json_: Pa
         loops.run(*loaded.inputs)
         progress("running")
         made = min((loops.run(*loaded.inputs) for _ in range(3)), key=lambda one: one.seconds)
-        found = _checked(check, loaded, made, program, progress)
+        found = _checked(check, loaded, progress, lambda checks: checks.check(loaded, made, program))
     out.print(f"{loaded.name}: {1000 * made.seconds:.3f} ms")
     _say_choice(loops.program)
     for name, seconds in made.regions.items():
         how_ = " as streams: its result is too large for an array" if name in loops.streamed else ""
         out.print(f"  {name}: {1000 * seconds:.3f} ms{how_}")
-    _save(output, made)
+    _save(output, made.outputs)
     figures = {
         "target": loaded.name,
         "schedule": str(loops.program.schedule),
@@ -309,20 +311,43 @@ def _run_loops(what: What, how: How, check: bool, output: Path | None, json_: Pa
     _conclude(found, json_, figures)
 
 
+def _run_pipelines(
+    what: What, how: How, target: str, dtype: str, check: bool, output: Path | None, json_: Path | None
+) -> None:
+    """A program as ragged pipelines, and PyTorch's operators between them: a line a statement, times on a GPU."""
+    from tilestream.sparse.pipelines import PipelineProgram, parse_dtype, report
+
+    wanted = parse_dtype(dtype)
+    if how != How():
+        out.print("--fuse, --order and --parallel are for streams and loops: pipelines are cut by themselves")
+    with Progress() as progress:
+        loaded = what.load(progress)
+        progress("compiling")
+        program = _made(loaded, How("none", block=how.block).schedule())
+        bound = PipelineProgram(program, target, wanted).bind(*loaded.inputs)
+        progress("running")
+        outputs = tuple(x.double().cpu() for x in bound())
+        told = report.told(bound)
+        found = _checked(check, loaded, progress, lambda checks: checks.narrow(loaded, outputs, wanted))
+    out.print(report.table(loaded.name, told))
+    _save(output, outputs)
+    _conclude(found, json_, {"target": loaded.name, "runs on": target, "dtype": dtype, **told})
+
+
 def _say_choice(program: Any) -> None:
     """What ``--fuse auto`` chose, beside the alternatives."""
     if program.choice is not None:
         out.print(str(program.choice), soft_wrap=True)
 
 
-def _checked(wanted: bool, loaded: Any, made: Any, program: Any, progress: Progress) -> Any:
+def _checked(wanted: bool, loaded: Any, progress: Progress, compare: Callable[[Any], Any]) -> Any:
     """What the values are like beside PyTorch's; None if that is not wanted."""
     from tilestream.sparse import checks
 
     if not wanted:
         return None
     progress(f"running {loaded.oracle()}")
-    found = checks.check(loaded, made, program)
+    found = compare(checks)
     if found is None:
         out.print("values: not compared, a dense run would be too large")
     return found
@@ -360,11 +385,11 @@ def _figures(program: Any, made: Any) -> dict[str, Any]:
     return whole | {"regions": cycles, "nodes": nodes, "eager": [str(step) for step in program.eager]}
 
 
-def _save(path: Path | None, made: Any) -> None:
+def _save(path: Path | None, outputs: Any) -> None:
     from tilestream.sparse import load
 
     if path is not None:
-        load.write(path, made.outputs[0])
+        load.write(path, outputs[0])
         out.print(f"result: {path}")
 
 

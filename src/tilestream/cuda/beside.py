@@ -29,10 +29,17 @@ class BesideSource:
 
 
 @lru_cache(maxsize=32)
-def function(name: str, text: str, device_index: int, shared_bytes: int = 0) -> driver.Function:
-    """The kernel ``name`` of ``text``, compiled or found on disk, on a device."""
+def function(
+    name: str, text: str, device_index: int, shared_bytes: int = 0, asked: int | None = None
+) -> driver.Function:
+    """The kernel ``name`` of ``text``, compiled or found on disk, on a device.
+
+    Args:
+        asked: bytes of shared memory of its launches; ``shared_bytes`` are the most that a kernel of ``text`` takes.
+    """
     driver.ensure_context(device_index)
-    return driver.Function(compiled(BesideSource(name, text, shared_bytes)).cubin, name, shared_bytes)
+    cubin = compiled(BesideSource(name, text, shared_bytes)).cubin
+    return driver.Function(cubin, name, shared_bytes if asked is None else asked)
 
 
 def text_of(header: str, argument: Struct, defines: Mapping[str, object] | None = None, before: str = "") -> str:

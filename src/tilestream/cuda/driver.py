@@ -165,6 +165,25 @@ class PreparedLaunch:
         return made
 
 
+class Clearing:
+    """Zeros for ``words`` of 32 bits at ``address``: call it to enqueue that on ``stream``."""
+
+    def __init__(self, address: int, words: int, stream: int) -> None:
+        self._args = (address, 0, words, stream)
+
+    def __call__(self) -> None:
+        check(_driver().cuMemsetD32Async(*self._args), "cuMemsetD32Async")
+
+    def add_to(self, graph: Any, after: list[Any]) -> Any:
+        """As of ``PreparedLaunch``."""
+        d = _driver()
+        node = d.CUDA_MEMSET_NODE_PARAMS()
+        node.dst, node.value, node.width, _ = self._args
+        node.elementSize, node.height, node.pitch = 4, 1, 0
+        context = check(d.cuCtxGetCurrent(), "cuCtxGetCurrent")
+        return check(d.cuGraphAddMemsetNode(graph, after, len(after), node, context), "cuGraphAddMemsetNode")
+
+
 class DependentLaunch(PreparedLaunch):
     """A launch whose CTAs start while the kernel before still runs (programmatic dependent launch). A cooperative one
     begins when there is room for all of its CTAs: on an H200 that leaves two thirds of what is gained."""
@@ -199,7 +218,7 @@ class LaunchGraph:
     On an H200's host a kernel's launch takes 5 us, and a graph of one or two of them 2.5 us.
     """
 
-    def __init__(self, launches: Sequence[PreparedLaunch], stream: int) -> None:
+    def __init__(self, launches: Sequence[PreparedLaunch | Clearing], stream: int) -> None:
         d = _driver()
         with _outside_captures():
             graph = check(d.cuGraphCreate(0), "cuGraphCreate")

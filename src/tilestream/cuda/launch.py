@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping, Sequence
 
 import torch
 
 from tilestream.cuda import driver, pack, stamps
+from tilestream.cuda.again import Again
 from tilestream.cuda.compile import KernelReport
 from tilestream.cuda.diagnose import Record
-from tilestream.cuda.driver import LaunchGraph, PreparedLaunch
+from tilestream.cuda.driver import PreparedLaunch
 from tilestream.cuda.turn import Turner
 from tilestream.cuda.workspace import Memory, Workspaces
 from tilestream.errors import DeviceError, InputError
@@ -121,13 +121,6 @@ def _row_stride(t: torch.Tensor, features: int) -> int:
     return t.stride(0) if t.dim() == 2 and t.shape[1] == features and t.shape[0] > 1 else features
 
 
-class _Thread(threading.local):
-    """Whether a thread that may never have called CUDA has a context."""
-
-    ready = False
-
-
-_thread = _Thread()
 _address = torch.Tensor.data_ptr
 
 
@@ -145,7 +138,7 @@ class CompiledPipeline:
         self._turners: dict[tuple[str, ...], Turner] = {}
         spilled: dict[str, Tensor] = {}
         for launch in launches:
-            for t in launch.source.pipeline.by_role(Role.OUTPUT):
+            for t in (*launch.source.pipeline.by_role(Role.OUTPUT), *launch.kernel.buffers):
                 spilled[t.name] = t
         self.buffers = [t for n, t in spilled.items() if all(n != o.name for o in self.outputs)]
 
@@ -267,8 +260,7 @@ class CompiledPipeline:
 class Bound:
     """A compiled pipeline whose tensors lie where they lie. A call gives only those that are new each time.
 
-    What a call enqueues is kept by stream and addresses: prepared launches at first, and where the same addresses come
-    back, a CUDA graph of them. In steady state a call enqueues that graph and does nothing else.
+    What a call enqueues is kept by stream and addresses (``Again``).
     """
 
     def __init__(
@@ -281,8 +273,7 @@ class Bound:
     ) -> None:
         self._compiled, self._where, self._rows, self._written = compiled, where, rows, written
         self._features = [compiled.pipeline.tensor(name).features for name in written]
-        self._launches: dict[tuple[int, ...], list[PreparedLaunch]] = {}
-        self._graphs: dict[tuple[int, ...], LaunchGraph] = {}
+        self._again = Again(compiled.device.index or 0, KEPT)
         self._checked = [launch for launch in compiled.launches if launch.record is not None]
         needed = [launch.kernel.needs_rows for launch in compiled.launches]
         self._is_empty = not needed or (not rows and all(needed))
@@ -302,35 +293,11 @@ class Bound:
             launch.check()
         if self._is_empty:
             return
-        if not _thread.ready:
-            driver.ensure_context(self._device)
-            _thread.ready = True
         if self._compiled.buffers:
             tensors = [*tensors, *[self._compiled.empty(t, self._rows, {}) for t in self._compiled.buffers]]
         stream = torch._C._cuda_getCurrentRawStream(self._device)
         key = (stream, *map(_address, tensors))
-        if torch._C._cuda_isCurrentStreamCapturing():
-            for launch in self._prepared(tensors, stream, driver.capture_number(stream)):
-                launch()
-            return
-        graph = self._graphs.get(key)
-        if graph is None:
-            self._enqueue_anew(key, tensors, stream)
-        else:
-            graph()
-
-    def _enqueue_anew(self, key: tuple[int, ...], tensors: Sequence[torch.Tensor], stream: int) -> None:
-        """Enqueue at addresses that have no graph yet: the second time they get one, since it takes long to make."""
-        launches = self._launches.pop(key, None)
-        if launches is not None:
-            self._graphs[key] = LaunchGraph(launches, stream)
-            return self._graphs[key]()
-        if len(self._launches) + len(self._graphs) >= KEPT:
-            self._launches.clear()
-            self._graphs.clear()
-        launches = self._launches[key] = self._prepared(tensors, stream, 0)
-        for launch in launches:
-            launch()
+        self._again.enqueue(key, stream, lambda capture: self._prepared(tensors, stream, capture))
 
     def _prepared(self, tensors: Sequence[torch.Tensor], stream: int, capture: int) -> list[PreparedLaunch]:
         given = len(self._written)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 
 import torch
 from torch import Tensor
 
-from tilestream.cuda import beside
+from tilestream.cuda import beside, driver
+from tilestream.cuda.again import Again, Prepared
 from tilestream.cuda.cache import compile_ahead
 from tilestream.cuda.diagnose import Record, index_record
 from tilestream.kernels.parts.params import Field, Struct, pointers
@@ -27,6 +29,8 @@ MOST_EDGES = 1 << 30
 GAP = 64
 """From so many nodes an edge on, each node looks for its edges, since most have none."""
 WORDS = 8  # of `head`, in front of its totals
+KEPT = 64
+"""Sorts of which launches are kept."""
 
 KEYS = Struct(
     "KeyParams",
@@ -41,6 +45,7 @@ KEYS = Struct(
         Field("long long", "nodes"),
         Field("int", "edges"),
         Field("int", "wide", note="int64, not int32"),
+        Field("int", "wraps", note="indices below zero count from the end"),
         Field("int", "bits", note="of a digit"),
         Field("int", "passes"),
         Field("int", "pass"),
@@ -60,7 +65,9 @@ class Step:
 
 
 SHARED_BYTES = 8 * TILE + (8 << MOST_BITS) + THREADS // 4
-"""Of every kernel: a tile's edges, for each digit two words, for each warp a sum."""
+"""A tile's edges, for each digit two words, for each warp a sum."""
+ASKED = {"count": 4 * (4 << MOST_BITS) + 4, "starts": 0, "picked": 0}
+"""Of kernels that hold no tile: the less, the more of their CTAs are on an SM, and wait for memory together."""
 
 
 def node_record() -> Record:
@@ -82,14 +89,15 @@ def explained(device: torch.device) -> AbstractContextManager[None]:
     return _record(device).explained()
 
 
-def segments(index: Tensor, nodes: int, busy: Tensor) -> tuple[Tensor, Tensor]:
-    """``index`` (int32 or int64 [edges]) sorted, equal ones in their order; those below zero count from the end.
+def segments(index: Tensor, nodes: int, busy: Tensor, wraps: bool = True) -> tuple[Tensor, Tensor]:
+    """``index`` (int32 or int64 [edges]) sorted, equal ones in their order.
 
     Enqueued alone: nothing waits for the GPU, and all may be captured in a graph. An index that is no node ends a
     kernel, as torch's device-side assertion does; ``explained`` says which it was.
 
     Args:
         busy: int32 [1 + 2 (edges / ``LONG``)], gets how many pieces nodes of more edges are summed in, and which.
+        wraps: indices below zero count from the end; else they are no nodes.
 
     Returns:
         order: int32 [edges], the edges' places.
@@ -100,47 +108,88 @@ def segments(index: Tensor, nodes: int, busy: Tensor) -> tuple[Tensor, Tensor]:
     if edges == 0:
         busy.zero_()
         return index.new_empty(0, dtype=torch.int32), starts.zero_()
-    if edges < MOST_EDGES:
-        order, keys = index.new_empty((2, edges), dtype=torch.int32)
-    else:
-        keys, order = _by_torch(index, nodes)
-        busy.zero_()
-    (bits, passes), tiles = digits_of(nodes), -(-edges // TILE)
-    made = steps(edges, nodes)
+    need = needs(edges, nodes)
     # Given back when all is enqueued, to who comes behind on the stream.
-    alone, own = len(made) == 1, len(made) > 2
-    head = None if alone or not own else index.new_zeros(WORDS + (passes << bits), dtype=torch.int32)
-    posted = index.new_empty((passes * tiles) << bits if own else 0, dtype=torch.int32)
-    pairs = [index.new_empty(edges if own else 0, dtype=torch.int64) for _ in range(min(2, passes - 1))]
-    tensors = {"index": index, "keys": keys, "order": order, "starts": starts, "busy": busy}
-    given = {
-        name: 0 if t is None else t.data_ptr() for name, t in (*tensors.items(), ("head", head), ("posted", posted))
-    }
-    given |= {
-        "record": _record(index.device).address,
-        "nodes": nodes,
-        "edges": edges,
-        "by_node": int(not alone and _by_node(edges, nodes)),
-    }
-    given |= {"wide": int(index.dtype == torch.int64), "bits": bits, "passes": passes, "tiles": tiles}
-    places = [0, *(pairs[k % 2].data_ptr() for k in range(passes - 1)), 0]
-    for step in made:
-        packed = KEYS.pack(**given, **{"from": places[step.of], "to": places[step.of + 1], "pass": step.of})
-        _launch(step, packed, index.device)
+    scratch = index.new_empty(need.scratch, dtype=torch.int64)
+    pairs = scratch.data_ptr()
+    posted = pairs + 16 * need.pairs
+    keys = posted + 4 * need.posted
+    head = keys + 4 * edges if need.head else 0
+    if edges >= MOST_EDGES:
+        sorted_keys, order = _by_torch(index, nodes, wraps)
+        keys = sorted_keys.data_ptr()
+        busy.zero_()
+    else:
+        order = index.new_empty(edges, dtype=torch.int32)
+    at = index.data_ptr(), order.data_ptr(), starts.data_ptr(), busy.data_ptr(), keys, posted, head
+
+    def made() -> Iterator[tuple[Step, bytes]]:
+        given = dict(zip(("index", "order", "starts", "busy", "keys", "posted", "head"), at, strict=True))
+        places = [0, *(pairs + 8 * need.pairs * (k % 2) for k in range(need.passes - 1)), 0]
+        fixed = {"nodes": nodes, "edges": edges, "wide": int(index.dtype == torch.int64), "wraps": int(wraps)}
+        fixed |= {"bits": need.bits, "passes": need.passes, "tiles": -(-edges // TILE), "by_node": int(need.by_node)}
+        fixed |= {"record": _record(index.device).address}
+        for step in need.steps:
+            own = {"from": places[step.of], "to": places[step.of + 1], "pass": step.of}
+            yield step, KEYS.pack(**given, **fixed, **own)
+
+    _enqueue((edges, nodes, wraps, index.dtype.itemsize, *at), made, index.device, (head, need.head))
     return order, starts
 
 
-def picked(index: Tensor, order: Tensor, rows: int) -> Tensor:
-    """``index[order]`` as int32 [edges], those below zero counted from the end of ``rows``; one that is no row ends the
-    kernel, as in ``segments``."""
+def picked(index: Tensor, order: Tensor, rows: int, wraps: bool = True) -> Tensor:
+    """``index[order]`` as int32 [edges]; one that is no row ends the kernel, as in ``segments``, and so does one below
+    zero unless it ``wraps``: counts from the end of ``rows``."""
     index, edges = index.contiguous(), len(order)
     found = torch.empty_like(order)
     if edges:
-        given = dict.fromkeys((field.name for field in KEYS.fields), 0)
-        given |= {"index": index.data_ptr(), "order": order.data_ptr(), "keys": found.data_ptr(), "nodes": rows}
-        given |= {"record": _record(index.device).address, "edges": edges, "wide": int(index.dtype == torch.int64)}
-        _launch(Step("picked", -(-edges // (READ * THREADS))), KEYS.pack(**given), index.device)
+        given = {"index": index.data_ptr(), "order": order.data_ptr(), "keys": found.data_ptr(), "nodes": rows}
+        given |= {"edges": edges, "wide": int(index.dtype == torch.int64), "wraps": int(wraps)}
+
+        def made() -> Iterator[tuple[Step, bytes]]:
+            rest = dict.fromkeys((field.name for field in KEYS.fields), 0)
+            step = Step("picked", -(-edges // (READ * THREADS)))
+            yield step, KEYS.pack(**rest | given | {"record": _record(index.device).address})
+
+        _enqueue(tuple(given.values()), made, index.device)
     return found
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a sort of so many edges takes: launches, digits, and scratch memory.
+
+    Attributes:
+        pairs: edges of each of two copies, 8 bytes an edge.
+        keys: nodes of the sorted edges, 4 bytes each.
+        posted, head: words of 32 bits; those of ``head`` are zero when the first launch begins.
+        scratch: words of 64 bits of all of these.
+    """
+
+    steps: tuple[Step, ...]
+    bits: int
+    passes: int
+    by_node: bool
+    pairs: int
+    posted: int
+    keys: int
+    head: int
+
+    @property
+    def scratch(self) -> int:
+        return 2 * self.pairs + (self.posted + self.keys + self.head + 1) // 2
+
+
+@lru_cache(maxsize=256)
+def needs(edges: int, nodes: int) -> Needs:
+    """What sorting ``edges`` by ``nodes`` nodes takes."""
+    (bits, passes), made = digits_of(nodes), tuple(steps(edges, nodes))
+    own, several = len(made) > 2, len(made) > 1
+    posted = -(-edges // TILE) * (passes << bits) if own else 0
+    head = WORDS + (passes << bits) if own else 0
+    pairs = edges if own and passes > 1 else 0
+    keys = edges if edges < MOST_EDGES else 0
+    return Needs(made, bits, passes, several and _by_node(edges, nodes), pairs, posted, keys, head)
 
 
 def digits_of(nodes: int) -> tuple[int, int]:
@@ -171,9 +220,9 @@ def _by_node(edges: int, nodes: int) -> bool:
     return nodes >= GAP * edges
 
 
-def _by_torch(index: Tensor, nodes: int) -> tuple[Tensor, Tensor]:
+def _by_torch(index: Tensor, nodes: int, wraps: bool) -> tuple[Tensor, Tensor]:
     """The nodes of more edges than have room in what tiles post, ascending, and their edges."""
-    wrapped = torch.where(index < 0, index + nodes, index)
+    wrapped = torch.where(index < 0, index + nodes, index) if wraps else index
     torch.ops.aten._assert_async.msg(
         ((wrapped >= 0) & (wrapped < nodes)).all(), "an index of a sum of rows names no row"
     )
@@ -181,10 +230,36 @@ def _by_torch(index: Tensor, nodes: int) -> tuple[Tensor, Tensor]:
     return keys, order.int()
 
 
-def _launch(step: Step, packed: bytes, device: torch.device) -> None:
-    function = beside.function(f"tilestream_{step.name}", text(), device.index or 0, SHARED_BYTES)
-    stream = torch.cuda.current_stream(device).cuda_stream
-    function.launch((step.ctas, 1), THREADS, stream, packed)
+def _enqueue(
+    key: tuple[int, ...],
+    made: Callable[[], Iterator[tuple[Step, bytes]]],
+    device: torch.device,
+    clear: tuple[int, int] = (0, 0),
+) -> None:
+    """Launches on torch's stream.
+
+    Args:
+        key: all that ``made`` depends on.
+        clear: an address, and how many words there are to be zero before.
+    """
+    at = device.index or 0
+    stream = torch._C._cuda_getCurrentRawStream(at)
+
+    def prepare(_: int) -> list[Prepared]:
+        cleared = [driver.Clearing(*clear, stream)] if clear[1] else []
+        functions = ((_function(step.name, at), step, packed) for step, packed in made())
+        return [*cleared, *(f.prepare((step.ctas, 1), THREADS, stream, packed) for f, step, packed in functions)]
+
+    _again(at).enqueue((stream, *key), stream, prepare)
+
+
+def _function(name: str, device_index: int) -> driver.Function:
+    return beside.function(f"tilestream_{name}", text(), device_index, SHARED_BYTES, ASKED.get(name))
+
+
+@cache
+def _again(device_index: int) -> Again:
+    return Again(device_index, KEPT)
 
 
 @cache

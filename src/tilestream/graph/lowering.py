@@ -27,6 +27,8 @@ Steps = tuple[tuple[str | int | float, ...], ...]
 
 
 INDEX_STEPS: Steps = (("index",),)
+PARTS: Steps = (("parts",),)
+"""The last step of a weight that products by parts read (``ir.float32``)."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,8 @@ class Binding:
     ``("rows", a, b)`` takes rows of a weight, ``("flatten", n)`` reshapes to ``[rows, n]``, ``("features", m, n)`` to
     ``[its first dimension, m, n]``, ``("vector", n)`` to ``[n]``, of more numbers to these, ``("index",)`` to
     ``[rows]``, ``("scalar",)`` to ``[]``, ``("taps",)`` makes ``[out, ky kx in]`` of a convolution's weight ``[out,
-    in, ky, kx]``, and ``("rstd", eps)`` ``1 / sqrt(x + eps)`` in fp32 of a variance.
+    in, ky, kx]``, ``("rstd", eps)`` ``1 / sqrt(x + eps)`` in fp32 of a variance, and ``("parts",)`` the bf16 parts of a
+    float32 weight, side by side (``graph.operators.split``).
     """
 
     tensor: str
@@ -106,6 +109,7 @@ class Emitter:
     tile_nodes: set[fx.Node] = field(default_factory=set)
     deferred: dict[str, fx.Node] = field(default_factory=dict)
     parts: dict[tuple[str, int, int], Tile] = field(default_factory=dict)
+    split: dict[str, tuple[Tile, ...]] = field(default_factory=dict)
     _loads: dict[tuple[fx.Node, int], Tile] = field(default_factory=dict)
     _bound: dict[tuple[fx.Node, Steps], str] = field(default_factory=dict)
     _source: str = ""

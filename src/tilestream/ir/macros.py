@@ -4,16 +4,33 @@ from __future__ import annotations
 
 from tilestream.ir.pipeline import Tile, TileOp
 
+JOINING = ("linear", "cat", "slice")
+"""Ops of several elements, to which a column is no other than a tile."""
 
-def expand(ops: tuple[TileOp, ...], features_of: dict[str, int]) -> list[TileOp]:
+
+def expand(ops: tuple[TileOp, ...], features_of: dict[str, int], early: bool = False) -> list[TileOp]:
     """Replace layer_norm, rms_norm, softmax and mean; make every broadcast column a row value.
 
     Row values are the results of reductions, one a row; a column made any other way is summed over
     its single feature first.
+
+    Args:
+        early: loaded columns that are broadcast come before all else, so that what an epilogue has need not wait for
+            them in shared memory.
     """
     made = _Expansion(features_of)
-    for op in ops:
+    loaded = {op.out.name: op for op in ops if op.kind == "load" and op.out is not None and op.out.features == 1}
+    broadcast = (
+        i for op in ops if op.out is not None and op.out.features > 1 for i in op.ins if op.kind not in JOINING
+    )
+    first = [loaded[name] for name in dict.fromkeys(broadcast) if early and name in loaded]
+    for op in first:
+        assert op.out is not None
         made.add(op)
+        made.row(op.out.name, op.source)
+    for op in ops:
+        if op not in first:
+            made.add(op)
     return made.out
 
 
@@ -49,7 +66,7 @@ class _Expansion:
             self.rows.add(name)
         return name
 
-    def _row(self, name: str, source: str) -> str:
+    def row(self, name: str, source: str) -> str:
         """The row value that a column is."""
         if name in self.rows:
             return name
@@ -90,9 +107,9 @@ class _Expansion:
 
     def _plain(self, op: TileOp, out: Tile, x: str) -> None:
         """An op that is none of these; a column that meets a wider tile or vector becomes a row value."""
-        by_element = op.kind not in ("linear", "cat", "slice")
+        by_element = op.kind not in JOINING
         if by_element and any(self.features[i] == 1 < out.features for i in op.ins):
-            ins = tuple(self._row(i, op.source) if self.features[i] == 1 else i for i in op.ins)
+            ins = tuple(self.row(i, op.source) if self.features[i] == 1 else i for i in op.ins)
             self.out.append(TileOp(op.kind, out, ins, op.params, op.attrs, op.source))
         elif op.kind in ("sum", "max") and x in self.rows:
             self.out.append(TileOp("mul", out, op.ins, (), (("scalar", 1.0),), op.source))

@@ -184,6 +184,12 @@ class TileOp:
         """The tensor that names the rows of a load of ops of rows; empty where rows come in order."""
         return self.params[1] if self.kind == "load" and len(self.params) == 2 else ""
 
+    @property
+    def receivers(self) -> str:
+        """The tensor that says of which node each row is, ascending, of a store of what each node's rows sum to by
+        ``combine``; empty where rows are stored as they are. Behind it comes the one that says where nodes start."""
+        return self.params[1] if self.kind == "store" and len(self.params) == 3 else ""
+
     def attr(self, name: str, default: float | int | str | None = None) -> float | int | str | None:
         return dict(self.attrs).get(name, default)
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
-from tilestream.ir.axes import ROWS, At, Axis, Spread, View, along
+from tilestream.ir.axes import ROWS, At, Axis, Loop, Spread, View, along
 from tilestream.ir.columns import column_axis, first_column, looped_layers
 from tilestream.ir.macros import expand
 from tilestream.ir.once import once
@@ -51,7 +52,25 @@ def plain(p: Pipeline) -> Pipeline:
         stages[stage.name] = replace(stage, ops=ops, mesh=tuple(_over_columns(d, ops) for d in stage.mesh))
     tensors = tuple(_named(t) for t in p.tensors)
     written = replace(p, tensors=tensors, stages=tuple(stages[s.name] for s in p.stages))
+    sums = next((op for s in p.stages for op in s.ops if op.receivers), None)
+    if sums is not None:
+        written = _of_nodes(written, p.tensor(sums.params[0]).axes[0].name, sums.params[2])
     return p if written == p else written  # what is known of it need not be found again
+
+
+def _of_nodes(p: Pipeline, nodes: str, starts: str) -> Pipeline:
+    """Rows as a ragged axis: those of each of ``nodes`` start where ``starts`` says."""
+    rows = replace(ROWS, of=nodes, bounds=starts)
+
+    def ragged(of: Tensor | Tile) -> Any:
+        return replace(of, axes=tuple(rows if a == ROWS else a for a in of.axes))
+
+    def stage(s: Stage) -> Stage:
+        ops = tuple(op if op.out is None else replace(op, out=ragged(op.out)) for op in s.ops)
+        mesh = tuple(replace(d, axes=tuple(nodes if a == ROWS.name else a for a in d.axes)) for d in s.mesh)
+        return replace(s, ops=ops, loops=(Loop(nodes, 1), *s.loops), mesh=mesh)
+
+    return replace(p, tensors=tuple(map(ragged, p.tensors)), stages=tuple(map(stage, p.stages)))
 
 
 def _named(t: Tensor) -> Tensor:
@@ -139,8 +158,21 @@ class _Writer:
 
     def _store(self, op: TileOp) -> list[TileOp]:
         column = self._column(op.ins[0])
+        if op.receivers:
+            return self._summed(op, column)
         at = At((column.name,), first_column(op)) if column else At((), first_column(op))
         return [replace(op, tiles=(self._own(op.ins[0]),), tensors=(View(op.params[0], (ROW, at)),), attrs=())]
+
+    def _summed(self, op: TileOp, column: Axis | None) -> list[TileOp]:
+        """The rows of each node combined, of none 0; then stored."""
+        out = self.tensors[op.params[0]]
+        nodes, inner = out.axes[0], (At((column.name,)) if column else At(),)
+        total = Tile(f"{out.name}.total", (nodes, *((column,) if column else ())), "f32")
+        empty = () if op.combine == "sum" else (("empty", 0.0),)
+        made = TileOp("product", total, (self._own(op.ins[0]),), (), empty, op.source, op.combine)
+        to = View(out.name, (At((nodes.name,)), *inner))
+        own = View(total.name, to.at if column else (At((nodes.name,)),))
+        return [made, replace(op, tiles=(own,), tensors=(to,), attrs=(), combine="sum")]
 
     def _at(self, tile: str, column: Axis | None) -> tuple[At, ...]:
         """Coordinates of a tile under ``column``; without, its first."""

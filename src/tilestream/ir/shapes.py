@@ -10,6 +10,11 @@ from tilestream.ir.pipeline import DTYPE_BYTES, INDEX_BYTES, Pipeline, Role, Ten
 from tilestream.ir.taps import Tap
 from tilestream.ir.tileops import GROUP, OPS
 
+NODE_SUMS = ("sum", "max", "min")
+"""What rows of a node are summed by where they are stored."""
+BOUNDS = "i32"
+"""Of what says which rows are whose."""
+
 
 def check_shapes(pipeline: Pipeline) -> None:
     """Check every tensor and every op of ``pipeline``.
@@ -27,6 +32,8 @@ def check_shapes(pipeline: Pipeline) -> None:
 
 
 def _check_tensor(t: Tensor) -> None:
+    if t.dtype == BOUNDS and t.role is Role.PARAMETER and len(t.axes) == 1:
+        return
     if t.dtype in INDEX_BYTES and t.role is Role.INPUT:
         if t.shape or len(t.axes) != 1:
             raise VerifyError(
@@ -54,6 +61,8 @@ class _Operands:
 
     def check(self) -> None:
         roles = {"load": (Role.INPUT,), "store": (Role.OUTPUT,)}.get(self.op.kind, (Role.PARAMETER,))
+        if self.op.receivers:
+            roles = (Role.OUTPUT, Role.INPUT, Role.PARAMETER)
         if self.op.index:
             roles = (Role.PARAMETER, Role.INPUT)
         if Tap.of(self.op) is not None:
@@ -159,6 +168,8 @@ def _indexed(o: _Operands, table: Tensor, index: Tensor) -> None:
 
 def _store(o: _Operands) -> None:
     tile, tensor = o.ins[0], o.params[0]
+    if o.op.receivers:
+        _summed(o)
     if is_part(o.op):
         _part(o, tile.features, tensor.features, f"output {tensor.name!r}")
         return
@@ -167,6 +178,18 @@ def _store(o: _Operands) -> None:
         f"tile {tile.name!r} has {tile.features} features, but output {tensor.name!r} has {tensor.features}",
         "make them equal",
     )
+
+
+def _summed(o: _Operands) -> None:
+    """At nodes: by how kernels sum, and whole."""
+    o.need(o.op.combine in NODE_SUMS, f"sums to nodes by {o.op.combine}", f"use one of {', '.join(NODE_SUMS)}")
+    o.need(not is_part(o.op), "sums a part of the columns to nodes", "sum all of them")
+    for tensor in o.params[1:]:
+        o.need(
+            tensor.dtype == BOUNDS and len(tensor.axes) == 1,
+            f"sums to nodes by {tensor.name!r} of dtype {tensor.dtype} and {len(tensor.axes)} dimensions",
+            f"give receivers and bounds as lists of {BOUNDS}",
+        )
 
 
 def _linear(o: _Operands) -> None:

@@ -154,13 +154,15 @@ def sizes_at(p: Pipeline, rows: int) -> dict[str, int]:
 
 
 def ragged_sizes(p: Pipeline, length: Callable[[str], int]) -> dict[str, int]:
-    """Positions of the ragged axes that what a call gives has.
+    """Positions of the ragged axes that what a call gives has, and of the nodes that rows are summed to.
 
     Args:
         length: of a tensor's first dimension.
     """
     given = [t for t in p.tensors if t.role is not Role.OUTPUT and t.axes and t.axes[0].name in p.ragged]
-    return {t.axes[0].name: length(t.name) for t in given}
+    sums = (op for s in p.stages for op in s.ops if op.receivers)
+    nodes = {p.tensor(op.params[0]).axes[0].name: length(op.params[2]) - 1 for op in sums}
+    return nodes | {t.axes[0].name: length(t.name) for t in given}
 
 
 def rows_given(p: Pipeline, length: Callable[[str], int], inputs: tuple[str, ...]) -> int:

@@ -48,7 +48,7 @@ def _by_rows(s: Stage) -> bool:
 def _call(op: TileOp) -> str:
     operands = ", ".join([*op.ins, *op.params, *(f"{k}={v!r}" for k, v in op.attrs)])
     if op.out is None:
-        return f"{op.kind}({operands})"
+        return f"{op.kind}({operands}{f', combine={op.combine}' * bool(op.receivers)})"
     return f"{op.out.name}: {op.out.features} {op.out.dtype} = {op.kind}({operands})"
 
 

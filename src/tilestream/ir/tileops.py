@@ -83,11 +83,19 @@ OPS: dict[str, OpSpec] = {
         "memory",
         (0, 0),
         (1, 2),
-        ("height", "width", "stride_y", "stride_x", "y", "x", "bulk"),
+        ("height", "width", "stride_y", "stride_x", "y", "x", "bulk", "own"),
         flops=0,
-        doc="rows of an input, of a table at the places an index names, or pixels of pictures at a tap",
+        doc="rows of an input, of a table at the places an index names (own: by who computes with them), or pixels of"
+        " pictures at a tap",
     ),
-    "store": OpSpec("memory", (1, 1), (1, 1), (FIRST,), flops=0, doc="rows of an output tensor, rounded to its dtype"),
+    "store": OpSpec(
+        "memory",
+        (1, 1),
+        (1, 3),
+        (FIRST,),
+        flops=0,
+        doc="rows of an output tensor, rounded to its dtype; with receivers and bounds, what the rows of a node sum to",
+    ),
     "linear": OpSpec(
         "linear", (1, 1), (1, 2), (FIRST,), flops=0, doc="x @ weight.T (+ bias); weight [out, in], fp32 accumulation"
     ),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from tilestream.ir.launches import cut_at_dram
+from tilestream.ir.lengths import EDGES_A_NODE
 from tilestream.ir.pipeline import DTYPE_BYTES, Pipeline, Residency, Role, Stage, Transport
 from tilestream.ir.sizes import bytes_of, in_places, loaded_bytes, table_bytes, tiles_of, weight_bytes, width
 
@@ -76,8 +77,11 @@ def dram_of(launch: Pipeline, rows: int) -> tuple[dict[str, int], dict[str, int]
     written: dict[str, int] = {}
     for stage in launch.stages:
         for op in stage.ops:
+            stored = op.params[:1] if op.out is None else ()
             for name in op.params:
-                (written if op.out is None else read)[name] = bytes_of(launch.tensor(name), rows)
+                (written if name in stored else read)[name] = bytes_of(launch.tensor(name), rows)
+            if op.receivers:
+                written[op.params[0]] //= EDGES_A_NODE
             if in_places(op):
                 read[op.params[0]] = table_bytes(op, launch, rows)
     return read, written

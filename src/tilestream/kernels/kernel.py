@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from tilestream.devices import Device
 from tilestream.errors import QueueTimeout, TilestreamError, VerifyError
-from tilestream.ir.pipeline import Pipeline, Stage
+from tilestream.ir.pipeline import Pipeline, Stage, Tensor
 from tilestream.kernels.costs import ClosedForm, Counts
 from tilestream.kernels.parts.source import Call, KernelSource, Part, Space
 from tilestream.kernels.stream.tables import PackSpec
@@ -66,7 +66,7 @@ class Kernel(ABC):
 
     family: ClassVar[str]
     closed_form: ClosedForm | None = None
-    needs_rows: ClassVar[bool] = True
+    needs_rows: bool = True
     starts_early: ClassVar[bool] = False
     host_lanes: ClassVar[int] = 0
 
@@ -149,6 +149,11 @@ class Kernel(ABC):
     @abstractmethod
     def space(self) -> Space:
         """Device memory besides its tensors."""
+
+    @property
+    def buffers(self) -> tuple[Tensor, ...]:
+        """Tensors of its own, which each call has new ones of: in ``Call.where``, as those of the launch."""
+        return ()
 
     @property
     def packs(self) -> Sequence[PackSpec]:

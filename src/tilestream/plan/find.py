@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import torch
 from torch import fx
 
 from tilestream.devices import Device
@@ -12,17 +13,21 @@ from tilestream.graph.capture import Kind
 from tilestream.graph.cut import spared_for
 from tilestream.graph.gradients import GradientSite
 from tilestream.graph.moved import moved, text
-from tilestream.graph.nodes import computes, is_ours, name
+from tilestream.graph.nodes import computes, is_ours, is_product, name, takes_tf32
+from tilestream.graph.operators.split import FLOAT32
 from tilestream.graph.provenance import source
-from tilestream.graph.ragged import ragged_regions
+from tilestream.graph.ragged import edge_networks, ragged_regions
+from tilestream.graph.ragged.edge_networks import Joined
 from tilestream.graph.region import Region
 from tilestream.graph.rewrites.settings import APART, Settings
 from tilestream.graph.rewrites.table import When, rewrite
-from tilestream.graph.selection import Exclusion, Partition, partition
+from tilestream.graph.selection import POINTWISE, Cut, Exclusion, Partition, partition
 from tilestream.graph.tails import LIBRARY, Tail
+from tilestream.ir.float32 import by_parts
 from tilestream.kernels.product.block import MOST_ROWS
 from tilestream.kernels.product.finder import is_projection
 from tilestream.options import Options
+from tilestream.plan.edge_networks import pays, with_networks
 from tilestream.plan.gradient_launches import apart, gradient_sites, least_rows
 from tilestream.plan.messages import sorted_sums
 
@@ -39,11 +44,13 @@ class Found(Partition):
         graph: what ``cuts`` and ``sites`` are parts of.
         kind: ``inference``, ``forward`` or ``backward``.
         sites: weight gradients that may be launches of ours.
+        networks: those of edges that have taken in their sums, as regions among ``cuts``.
     """
 
     graph: fx.GraphModule
     kind: Kind
     sites: tuple[GradientSite, ...] = ()
+    networks: tuple[Joined, ...] = ()
 
     @property
     def outside(self) -> list[fx.Node]:
@@ -54,15 +61,29 @@ class Found(Partition):
     def with_tails(self, later: Mapping[str, Tail]) -> Found:
         """The same where regions start later: tails, by the names of their regions, in the places of these."""
         shorter = [later[c.region.name].within(self.graph.graph) if c.region.name in later else None for c in self.cuts]
-        cuts = tuple(tail or cut for tail, cut in zip(shorter, self.cuts, strict=True))
+        return self.with_cuts(tuple(tail or cut for tail, cut in zip(shorter, self.cuts, strict=True)))
+
+    def apart(self, networks: Sequence[Joined]) -> Found:
+        """The same with these networks and the regions around their sums as they were."""
+        before = {id(each.cut): (each.network, *each.around) for each in networks}
+        return self.with_cuts(tuple(c for cut in self.cuts for c in before.get(id(cut), (cut,))))
+
+    def with_cuts(self, cuts: tuple[Cut, ...], reason: str = LIBRARY) -> Found:
+        """The same with other regions; ``reason``: why what was in one is outside now."""
         known = dict(zip(self.outside, self.exclusions, strict=True))
         made = replace(self, cuts=cuts)
-        outside = [known.get(n) or Exclusion(name(n), source(n), LIBRARY) for n in made.outside]
+        outside = [known.get(n) or Exclusion(name(n), source(n), reason) for n in made.outside]
         return replace(made, exclusions=tuple(outside))
 
 
 def find(
-    graph: fx.GraphModule, kind: Kind, options: Options, device: Device, known: Found | None = None, sums: bool = True
+    graph: fx.GraphModule,
+    kind: Kind,
+    options: Options,
+    device: Device,
+    known: Found | None = None,
+    sums: bool = True,
+    networks: bool = True,
 ) -> Found:
     """The regions and weight gradients of a graph.
 
@@ -71,6 +92,7 @@ def find(
             convolutions become those of pixels.
         sums: whether an inference graph's sums by an index are made in sorted order where that pays.
         known: what was found in another graph, which counts where that is a copy of this one.
+        networks: whether networks of edges take in their sums where that is predicted to be faster.
     """
     backward = kind == "backward"
     if backward:
@@ -80,7 +102,7 @@ def find(
     rewrite(graph, When.NORMAL_FORM)
     if known is not None and text(known.graph.graph) == text(graph.graph):
         cuts, sites = moved(known.cuts, known.sites, graph.graph)
-        return replace(known, graph=graph, cuts=cuts, sites=sites)
+        return replace(known, graph=graph, cuts=cuts, sites=sites, networks=())
     if kind == "inference" and options.convolutions != "off":
         rewrite(graph, When.CONVOLUTIONS, Settings(bulk=options.convolutions != "lanes"))
     sites = gradient_sites(graph.graph, device, least_rows(options)) if backward else []
@@ -88,7 +110,8 @@ def find(
     taken = {node: RAGGED for cut in ragged for node in cut.nodes}
     part = partition(
         graph,
-        apart={n.name: why for n, why in (left | taken).items()} | kept_out(graph.graph) | apart(sites),
+        apart={n.name: why for n, why in (left | taken).items()}
+        | (kept_out(graph.graph) | apart(sites) | ({} if options.float32_parts else of_float32(graph.graph))),
         held=[cut.nodes for cut in ragged],
         training=kind != "inference",
         backward=backward,
@@ -96,7 +119,12 @@ def find(
         projections=options.projections and kind == "inference",
     )
     exclusions = tuple(e for e in part.exclusions if e.reason != RAGGED)
-    return Found((*part.cuts, *ragged), exclusions, part.operators, graph, kind, tuple(sites))
+    found = Found((*part.cuts, *ragged), exclusions, part.operators, graph, kind, tuple(sites))
+    asked = edge_networks(graph, part.cuts, ragged) if networks else []
+    joined = tuple(each for each in asked if pays(each, options, device))
+    if not joined:
+        return found
+    return replace(found.with_cuts(with_networks(found.cuts, joined), POINTWISE), networks=joined)
 
 
 def kept_out(graph: fx.Graph) -> dict[str, str]:
@@ -104,8 +132,16 @@ def kept_out(graph: fx.Graph) -> dict[str, str]:
     return {n.name: n.meta[APART] for n in graph.nodes if APART in n.meta}
 
 
+def of_float32(graph: fx.Graph) -> dict[str, str]:
+    """Names of the products of float32 that torch keeps off the tensor cores, and why."""
+    found = (n for n in graph.nodes if not takes_tf32() and is_product(n))
+    return {n.name: FLOAT32 for n in found if n.meta["val"].dtype == torch.float32}
+
+
 def is_lone(region: Region, options: Options) -> bool:
     """Whether a region is one product that no kernel of ours does better than a library's."""
     if region.program.ragged or len(region.operators) > 1 or options.strategy != "auto":
         return False
+    if by_parts(region.program):  # a library's has no tensor cores
+        return region.rows <= MOST_ROWS
     return region.rows > MOST_ROWS or not is_projection(region.program)

@@ -16,7 +16,7 @@ from tilestream.graph.provenance import source
 from tilestream.graph.rewrites.operators import SEGMENT_REDUCE, SEGMENTS, SORTED_INDEX
 from tilestream.graph.rewrites.settings import SortedSums
 from tilestream.graph.sizes import expression, hint
-from tilestream.graph.sums import Sum, first_alike, sums
+from tilestream.graph.sums import Sum, constant, first_alike, sums
 from tilestream.plan import scatter_cost
 from tilestream.plan.values import Moved
 from tilestream.simulator.library import Kernel, Own, Stream
@@ -39,7 +39,7 @@ def sorted_sums(graph: fx.Graph) -> SortedSums:
     """
     found = [s for s in sums(graph) if _row_bytes(s) <= MOST_ROW_BYTES and _rows(s) < MOST_ROWS]
     if not found:
-        return SortedSums([], [])
+        return SortedSums([], [], [])
     same = first_alike(graph)
     places = {node: place for place, node in enumerate(graph.nodes)}
     tables = [together for together in _tables(found, places) if _pays(together, [together])]
@@ -50,7 +50,14 @@ def sorted_sums(graph: fx.Graph) -> SortedSums:
     left, more = _paying(sorted(alone, key=lambda s: places[s.node]), same)
     paying += more
     inexact = [s for s in left if _stops(s) and (tables or paying or s.parts[0].features == 1)]
-    return SortedSums(tables, [*paying, *_by_sort(inexact, same)])
+    counts = [s for s in inexact if _is_count(s)]
+    return SortedSums(tables, [*paying, *_by_sort([s for s in inexact if s not in counts], same)], counts)
+
+
+def _is_count(s: Sum) -> bool:
+    """Whether a sum adds one number to zeros again and again."""
+    part = s.parts[0]
+    return s.how == "sum" and s.base is None and part.features == 1 and constant(part.rows) is not None
 
 
 def _stops(s: Sum) -> bool:

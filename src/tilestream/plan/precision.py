@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_map_only
 from tilestream.errors import TilestreamError
 from tilestream.graph.capture import Captured, capture
 from tilestream.graph.fake import fake_tensor, faked, twin
+from tilestream.ir.float32 import by_parts
 from tilestream.plan.analysis import Alternative, Analysis
 from tilestream.plan.predicted import of_graphs
 
@@ -23,8 +24,10 @@ BF16 = "model.bfloat16(), and x.bfloat16() for its inputs"
 def alternatives(
     made: Analysis, found: Captured, model: Callable[..., Any], inputs: Sequence[Any], keywords: Mapping[str, Any]
 ) -> tuple[Alternative, ...]:
-    """tf32 and bf16, where torch's float32 precision keeps linear layers of ``made`` out of every region; else none."""
-    if not any("float32 matmul" in e.reason for e in made.exclusions):
+    """tf32 and bf16, where torch's float32 precision keeps linear layers of ``made`` from less exact products; else
+    none."""
+    kept = any("float32 matmul" in e.reason for e in made.exclusions)
+    if not kept and not any(by_parts(r.program) for r in made.regions):
         return ()
     return (_tf32(made, found, model), _bf16(made, model, inputs, keywords))
 

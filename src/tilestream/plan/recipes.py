@@ -21,6 +21,7 @@ from tilestream.plan.passes import (
     chunk_hidden,
     cut_vertical,
     hold_columns,
+    load_directly,
     merge_common_ops,
     order_memory_ops,
     remove_dead_ops,
@@ -115,6 +116,7 @@ def recipes(program: Pipeline, options: Options, device: Device) -> list[Recipe]
             Recipe("vertical", cut_vertical, detail="tiles by columns", dims=(1,)),
             Recipe("vertical", partial(cut_vertical, form=chunk_hidden), detail="hidden layers by chunks"),
             *_in_place(program),
+            *_direct(program),
         ],
         "spatial": [*spatial, *(_by_columns(program) if options.strategy == "spatial" else ())],
         KERNEL_A_LAYER: [Recipe(KERNEL_A_LAYER, split_bulk)],
@@ -148,6 +150,17 @@ def _on_half(made: Sequence[Recipe], device: Device) -> list[Recipe]:
     if device.sms * device.shared_bytes_per_cta <= FEW_LAUNCHES * device.launch_s * device.l2_shared_bytes_per_s:
         return []
     return [replace(r, parts=2, detail=", ".join(filter(None, (r.detail, HALF)))) for r in made]
+
+
+def _direct(program: Pipeline) -> list[Recipe]:
+    """Rows through an index as registers of who computes with them, where there are any."""
+    if not any(op.index for stage in program.stages for op in stage.ops):
+        return []
+    split = partial(cut_vertical, form=load_directly)
+    return [
+        Recipe("vertical", split, detail="rows loaded directly", dims=(0,)),
+        Recipe("vertical", split, detail="rows loaded directly, weights streamed", dims=(0,), resident=False),
+    ]
 
 
 def _in_place(program: Pipeline) -> list[Recipe]:

@@ -1,4 +1,5 @@
-"""Weights that lie ``[in, out]``, as in Hugging Face's GPT-2: kernels read others, so they are copied before a call."""
+"""Weights that kernels read only from copies made before a call: those that lie ``[in, out]``, as in Hugging Face's
+GPT-2, and those whose bf16 parts are multiplied (``ir.float32``)."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
+from tilestream.graph.lowering import PARTS
 from tilestream.graph.region import Region
 from tilestream.graph.sizes import hint
 from tilestream.ir.pipeline import DTYPE_BYTES
@@ -19,8 +21,8 @@ wait for each other. An assumption: nothing but small weights was timed."""
 
 @dataclass(frozen=True)
 class Turned:
-    """Names of a region's weights that lie transposed, and the microseconds that copying them takes: all are in one
-    launch, side by side, so it is those of the largest."""
+    """Names of a region's weights that are copied, and the microseconds that this takes: all are in one launch, side by
+    side, so it is those of the largest."""
 
     weights: tuple[str, ...] = ()
     us: float = 0.0
@@ -43,7 +45,7 @@ def turned(region: Region, options: Options) -> Turned:
         outer, inner = (hint(s) for s in fake.stride()[-2:])
         if ("t",) in operand.steps:
             outer, inner = inner, outer
-        if inner != 1 and outer == 1:
+        if (inner != 1 and outer == 1) or operand.steps[-1:] == PARTS:
             found.append(operand.tensor)
             sizes.append(DTYPE_BYTES[tensor.dtype] * prod(tensor.shape))
     return Turned(tuple(found), 1e6 * copies_s(sizes)) if found else NONE

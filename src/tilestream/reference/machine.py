@@ -18,6 +18,7 @@ from tilestream.ir.taps import Tap
 from tilestream.ir.verify import verify
 from tilestream.reference.inputs import check_inputs
 from tilestream.reference.mesh_machine import run_meshes
+from tilestream.reference.node_sums import NodeSums
 from tilestream.reference.ops import ARITHMETIC, Arithmetic, evaluate, pixels, take
 from tilestream.reference.ring import Slots, Wait, take_turns
 
@@ -104,11 +105,13 @@ class _Launch:
         self.observe = observe
         self.described = pipeline.tiles()
         self.inputs = {t.name: memory[t.name] for t in pipeline.by_role(Role.INPUT)}
-        self.params = {t.name: arithmetic.widen(memory[t.name]) for t in pipeline.by_role(Role.PARAMETER)}
+        wide = {t.name: memory[t.name] for t in pipeline.by_role(Role.PARAMETER)}
+        self.params = {n: arithmetic.widen(x) if x.is_floating_point() else x for n, x in wide.items()}
         self.outputs = {
             t.name: arithmetic.stored(torch.empty(rows, t.features, dtype=arithmetic.dtype), t.dtype)
             for t in pipeline.by_role(Role.OUTPUT)
         }
+        self.sums = {op.params[0]: self._sums(op) for stage in pipeline.stages for op in stage.ops if op.receivers}
         self.rings = [Slots(q) for q in pipeline.queues if q.transport is not Transport.DRAM]
         # Every stage must see whole steps, or one of two tiles a step would wait for a tile that nobody makes.
         step = max((s.tiles_per_step for s in pipeline.stages), default=1)
@@ -126,7 +129,15 @@ class _Launch:
             "make each full queue hold at least one step of every stage at its ends, and remove cycles; "
             "tilestream.ir.verify names the rule",
         )
-        return self.outputs
+        whole = {name: self.arithmetic.stored(s.result(), self._dtype(name)) for name, s in self.sums.items()}
+        return self.outputs | whole
+
+    def _dtype(self, tensor: str) -> str:
+        return self.pipeline.tensor(tensor).dtype
+
+    def _sums(self, op: TileOp) -> NodeSums:
+        features = self.pipeline.tensor(op.params[0]).features
+        return NodeSums(op.combine, self.params[op.params[2]].long(), features, self.arithmetic.dtype)
 
     def _work(self, stage: Stage, replica: int) -> Iterator[Wait | None]:
         """One replica of a stage; it does every ``replicas``-th step, in order."""
@@ -149,7 +160,10 @@ class _Launch:
     def _apply(self, op: TileOp, values: dict[str, torch.Tensor], t: int) -> None:
         start, stop = t * self.tile_rows, min((t + 1) * self.tile_rows, self.rows)
         if op.out is None:
-            if start < stop:
+            if start < stop and op.receivers:
+                receivers = self.inputs[op.receivers][start:stop]
+                self.sums[op.params[0]].add(receivers, values[op.ins[0]][: stop - start])
+            elif start < stop:
                 tensor = self.outputs[op.params[0]]
                 value, first = values[op.ins[0]][: stop - start], first_column(op)
                 tensor[start:stop, first : first + value.shape[1]] = value.to(tensor.dtype)

@@ -11,6 +11,7 @@ from tilestream.ir.columns import first_column, is_part
 from tilestream.ir.dtypes import TORCH_DTYPES
 from tilestream.ir.pipeline import Pipeline, Role, TileOp
 from tilestream.ir.taps import Tap
+from tilestream.reference.node_sums import NodeSums
 from tilestream.reference.ops import FLOAT64, WORKING, evaluate, pixels
 from tilestream.reference.whole_ragged import run_ragged
 
@@ -28,7 +29,7 @@ def run_whole(pipeline: Pipeline, tensors: Mapping[str, torch.Tensor]) -> dict[s
     """
     if len(pipeline.ragged) == 1:
         return run_ragged(pipeline, tensors)
-    exact = all(t.dtype == torch.float64 for t in tensors.values())
+    exact = all(t.dtype == torch.float64 for t in tensors.values() if t.is_floating_point())
     arithmetic = FLOAT64 if exact else WORKING
     tiles = pipeline.tiles()
     values: dict[str, torch.Tensor] = {}
@@ -37,7 +38,11 @@ def run_whole(pipeline: Pipeline, tensors: Mapping[str, torch.Tensor]) -> dict[s
     while left:
         ready = [op for op in left if all(name in values for name in op.ins)]
         for op in ready:
-            if op.out is None:
+            if op.receivers:
+                made = NodeSums(op.combine, tensors[op.params[2]].long(), tiles[op.ins[0]].features, arithmetic.dtype)
+                made.add(tensors[op.receivers], values[op.ins[0]])
+                outputs[op.params[0]] = arithmetic.stored(made.result(), pipeline.tensor(op.params[0]).dtype)
+            elif op.out is None:
                 _store(op, arithmetic.stored(values[op.ins[0]], pipeline.tensor(op.params[0]).dtype), pipeline, outputs)
             elif op.kind == "load":
                 values[op.out.name] = _load(op, tensors)

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tilestream.graph.rewrites.epilogues import with_relu
+from tilestream.ir.float32 import by_parts
 from tilestream.ir.launches import cut_at_dram
 from tilestream.plan.analysis import Analysis
 from tilestream.plan.candidates import FALLBACK, rejections
@@ -133,7 +134,8 @@ def _region(region: RegionAnalysis, a: Analysis) -> list[RenderableType]:
         told = f"inductor: with {count(len(relus), 'ReLU')} inside of products, as the region runs without a pipeline; "
         shown.append(Text(f"{told}all on Inductor, each ReLU is a kernel's work of its own", style="dim"))
     if region.turned_us and region.plan.chosen.pipeline is not None:
-        told = f"its weights lie transposed: {microseconds(region.turned_us)} us of each prediction copy them"
+        how = "are float32, and multiplied as parts of bf16" if by_parts(region.program) else "lie transposed"
+        told = f"its weights {how}: {microseconds(region.turned_us)} us of each prediction copy them"
         shown.append(Text(told, style="dim"))
     pipelines = region.pipelines(runs)
     if not pipelines:

@@ -13,6 +13,7 @@ from tilestream.announce import announce
 from tilestream.errors import DeviceError, OptionError
 from tilestream.options import Options, split
 from tilestream.run import fallback, registry
+from tilestream.run.cut_models import is_part
 from tilestream.run.graphs import Compilation
 from tilestream.run.inductor import compile_graph
 from tilestream.run.target import Target, resolve
@@ -43,7 +44,7 @@ def tilestream(graph: fx.GraphModule, inputs: list[Any], **given: Any) -> Callab
     target = _target(options, inputs)
     if target is None:
         return fallback.whole(graph, inputs, patches)
-    return compile_graph(graph, inputs, Compilation(options, target, inputs, patches))
+    return compile_graph(graph, inputs, Compilation(options, target, inputs, patches, is_part=is_part(graph)))
 
 
 def _target(options: Options, inputs: list[Any]) -> Target | None:

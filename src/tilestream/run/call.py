@@ -18,7 +18,7 @@ from torch._prims_common import make_contiguous_strides_for
 
 from tilestream.announce import announce_failure
 from tilestream.errors import InputError, QueueTimeout
-from tilestream.graph.lowering import Steps
+from tilestream.graph.lowering import PARTS, Steps
 from tilestream.graph.real import real
 from tilestream.graph.region import Operand
 from tilestream.ir.dtypes import TORCH_DTYPES
@@ -27,6 +27,7 @@ from tilestream.ir.taps import rows_given
 from tilestream.run.copies import Copies, Copy
 from tilestream.run.executable import Enqueue, Executable, executable, plain
 from tilestream.run.spec import TENSOR, RegionSpec
+from tilestream.run.weight_parts import weight_parts
 
 KEPT = 512
 """Sets of addresses that a region remembers; fifteen equal blocks of a model are one region at fifteen of them."""
@@ -150,7 +151,7 @@ class RegionCall:
             return None
         from tilestream.cuda.launch import addressable
 
-        if addressable(viewed):
+        if addressable(viewed) and operand.steps[-1:] != PARTS:
             return None
         return self._copies.of(operand.tensor, weight, lambda: ready(viewed))
 
@@ -191,7 +192,7 @@ class Bound:
                 return self(tensors)
         results = [self.allocate(*layout) for layout in self.layouts]
         if self.moving:
-            self.enqueue([*results, *[ready(apply(tensors[at], steps)) for at, steps in self.moving]])
+            self.enqueue([*results, *copied([(tensors[at], steps) for at, steps in self.moving])])
         else:
             self.enqueue(results)
         if self.reorders:
@@ -208,6 +209,7 @@ _STEPS: dict[str, Callable[..., torch.Tensor]] = {
     "features": lambda x, *sizes: x.reshape(x.shape[0], *sizes),
     "vector": torch.Tensor.reshape,
     "taps": lambda x: x.permute(0, 2, 3, 1).reshape(x.shape[0], -1),
+    "parts": lambda x: weight_parts((x,))[0],
     "rstd": lambda x, eps: torch.rsqrt(x.float() + eps),
     "scalar": lambda x: x.reshape(()),
 }
@@ -219,6 +221,13 @@ def apply(tensor: torch.Tensor, steps: Steps) -> torch.Tensor:
     for what, *numbers in steps:
         tensor = _STEPS[str(what)](tensor, *numbers)
     return tensor
+
+
+def copied(operands: Sequence[tuple[torch.Tensor, Steps]]) -> list[torch.Tensor]:
+    """Operands behind their steps, as kernels read them; the parts of all weights by one kernel."""
+    split = [k for k, (_, steps) in enumerate(operands) if steps[-1:] == PARTS]
+    made = dict(zip(split, weight_parts([apply(operands[k][0], operands[k][1][:-1]) for k in split]), strict=True))
+    return [made[k] if k in made else ready(apply(*operand)) for k, operand in enumerate(operands)]
 
 
 def ready(tensor: torch.Tensor) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache, partial
 from math import prod
 
 import torch
@@ -11,10 +12,11 @@ from tilestream.graph.own import LIBRARY, on_gpu
 from tilestream.graph.rewrites import operators
 from tilestream.graph.rewrites.operators import PADDED, SEGMENT_REDUCE, SEGMENTS, SORTED_INDEX, busy_words
 from tilestream.ir.dtypes import DTYPES
+from tilestream.ir.pipeline import Pipeline
 from tilestream.kernels.segments.reduce import MOST_FEATURES, reduction
 from tilestream.run import kept_lists
 from tilestream.run.call import ready
-from tilestream.run.executable import build_ahead, executable
+from tilestream.run.executable import Enqueue, build_ahead, executable
 
 
 def padded(matrices: list[Tensor], columns: int) -> list[Tensor]:
@@ -24,27 +26,29 @@ def padded(matrices: list[Tensor], columns: int) -> list[Tensor]:
     return pad.padded(matrices, columns)
 
 
-def segments(index: Tensor, nodes: int, kept: bool = False) -> tuple[Tensor, ...]:
+def segments(index: Tensor, nodes: int, kept: bool = False, wraps: bool = True) -> tuple[Tensor, ...]:
     """An index sorted; where the graph says that it may be ``kept``, by an earlier call if that is sure.
 
     Raises:
         InputError: an index is no node. The kernel ends, as torch's own assertion does, and the CUDA context is lost:
             this call says so where torch notices in time, else the next one.
     """
-    return kept_lists.kept(index, nodes, _sorted) if kept else _sorted(index, nodes)
+    if not kept:
+        return _sorted(index, nodes, wraps)
+    return kept_lists.kept(index, nodes, partial(_sorted, wraps=wraps), wraps)
 
 
-def _sorted(index: Tensor, nodes: int) -> tuple[Tensor, ...]:
+def _sorted(index: Tensor, nodes: int, wraps: bool = True) -> tuple[Tensor, ...]:
     if not index.is_cuda:
-        return operators.segments(index, nodes)
+        return operators.segments(index, nodes, wraps=wraps)
     from tilestream.cuda import sorted_keys
 
     with sorted_keys.explained(index.device):
         busy = index.new_empty(busy_words(len(index)), dtype=torch.int32)
-        return *sorted_keys.segments(index, nodes, busy), busy
+        return *sorted_keys.segments(index, nodes, busy, wraps), busy
 
 
-def sorted_index(index: Tensor, order: Tensor, rows: int) -> Tensor:
+def sorted_index(index: Tensor, order: Tensor, rows: int, wraps: bool = True) -> Tensor:
     """An index of rows in sorted order.
 
     Raises:
@@ -53,7 +57,7 @@ def sorted_index(index: Tensor, order: Tensor, rows: int) -> Tensor:
     from tilestream.cuda import sorted_keys
 
     with sorted_keys.explained(index.device):
-        return sorted_keys.picked(index, order, rows)
+        return sorted_keys.picked(index, order, rows, wraps)
 
 
 def segment_reduce(
@@ -78,14 +82,20 @@ def segment_reduce(
         for first in range(0, features if shape[0] else 0, MOST_FEATURES):
             columns = slice(first, first + MOST_FEATURES)
             part = total[:, columns] if features <= MOST_FEATURES else rows.new_empty(total[:, columns].shape)
-            given = {name: ready(t[:, columns]) for name, t in flat.items()}
+            given = {name: ready(t[:, columns]) for name, t in flat.items()} | fixed | {"y": part}
             options = [x is not None for x in (base, order, busy)]
             pipeline = reduction(how, part.shape[1], DTYPES[rows.dtype], *options)
-            bound = executable(pipeline, "cuda", rows.device).bind(given | fixed, shape[0], ("y",))
-            bound([part])
+            lie = tuple((t.shape, t.stride()) for t in given.values())
+            _bound(pipeline, rows.device, shape[0], tuple(given), lie)(tuple(given.values()))
             if part.shape[1] < features:
                 total[:, columns] = part
     return total.view(shape)
+
+
+@lru_cache(maxsize=256)
+def _bound(pipeline: Pipeline, device: torch.device, nodes: int, names: tuple[str, ...], _: object) -> Enqueue:
+    """A reduction to ``nodes`` nodes, of tensors that are elsewhere at each call, and lie as they lie."""
+    return executable(pipeline, "cuda", device).bind({}, nodes, names)
 
 
 def begin(graph: fx.Graph) -> None:

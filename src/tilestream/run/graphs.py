@@ -20,6 +20,7 @@ from tilestream.graph.modules import copied
 from tilestream.graph.nodes import takes_tf32
 from tilestream.graph.region import Region
 from tilestream.graph.rewrites.operators import SEGMENT_REDUCE, SEGMENTS
+from tilestream.graph.rewrites.sorted_sums import COUNTED
 from tilestream.graph.selection import Cut, Partition
 from tilestream.graph.tails import Tail
 from tilestream.options import Options
@@ -35,7 +36,7 @@ from tilestream.plan.parts import RegionAnalysis
 from tilestream.plan.plan_graph import of_cut, plan_graph
 from tilestream.plan.tails import all_promising
 from tilestream.plan.turned import turned
-from tilestream.run import ahead, gradients, prepare, tails
+from tilestream.run import ahead, edge_networks, gradients, prepare, tails
 from tilestream.run.chain_calls import ChainCalls
 from tilestream.run.interaction import stream_interactions
 from tilestream.run.place import Calls
@@ -59,6 +60,7 @@ class Compilation:
     Args:
         inputs: the values that Dynamo compiles for, in the order of the captured graph's placeholders.
         patches: Inductor's configuration for the graph.
+        is_part: whether the graph is one of several that the model was cut into (``cut_models``).
     """
 
     options: Options
@@ -69,6 +71,7 @@ class Compilation:
     saved_us: float | None = None
     interactions: list[Plan] = field(default_factory=list)
     rewritten: bool = False
+    is_part: bool = False
 
     def __post_init__(self, inputs: Sequence[Any]) -> None:
         self._planned = self.options
@@ -84,6 +87,7 @@ class Compilation:
             "target": [self.target.kind, asdict(self.target.hardware)],
             # A plan serves its rows and a few times as many: a graph with symbolic sizes is compiled anew for more.
             "sizes": self._sizes,
+            "is_part": self.is_part,
             "versions": versions(),
         }
         return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
@@ -111,6 +115,8 @@ class Compilation:
             with timed("planning"):
                 if known is None:
                     self._begin(found)
+                if not training and prepare.measures(self.options, self.target):
+                    found = edge_networks.fastest(found, self._planned, self.target)
                 later = {} if training else self._tails(found)
                 shorter = [tail.region for tail in later.values()]
                 ahead.begin(shorter, self._planned, self.target)
@@ -133,9 +139,8 @@ class Compilation:
                 raise
             announce_failure("the graph goes to Inductor", failure)
             return False
-        self.rewritten = self.rewritten or any(
-            graph.graph.find_nodes(op="call_function", target=target) for target in (SEGMENTS, SEGMENT_REDUCE)
-        )
+        ours = (SEGMENTS, SEGMENT_REDUCE)
+        self.rewritten = self.rewritten or any(n.target in ours or COUNTED in n.meta for n in graph.graph.nodes)
         return bool(self.plans or self.interactions or self.rewritten)
 
     def stream_joint(self, graph: fx.GraphModule) -> None:
@@ -175,9 +180,10 @@ class Compilation:
     ) -> Any:
         """The compiled graph that runs: with its regions, or without, where those do not pay for the whole.
 
-        Interactions of training are in both.
+        Interactions of training are in both, and where there are no regions sorted sums alone are not asked about: they
+        were predicted to pay, but for the host, which counts where a model is cut.
         """
-        if self.rewritten and not self.plans:
+        if self.rewritten and not self.plans and not (self.is_part and kwargs.get("is_inference") and _sums(streamed)):
             return compiled(streamed)
         return self._whole().choose(streamed, plain, compiled, inputs, kwargs)
 
@@ -188,7 +194,9 @@ class Compilation:
     def _whole(self) -> Whole:
         originals = [known() for known in self._inputs]
         beside_us = sum(made.gain_us for made in self.interactions)
-        return Whole(self.options, self.target, self.patches, self.plans, originals, beside_us, self.saved_us)
+        return Whole(
+            self.options, self.target, self.patches, self.plans, originals, beside_us, self.saved_us, self.is_part
+        )
 
     def _begin(self, found: Found) -> list[GradientLaunch]:
         """Begin to compile the kernels that will be timed; the launches of gradients among them."""
@@ -273,6 +281,12 @@ class Measured:
             forced = target.kind == "reference"
             asked = chain_choice.question(pair.joined, pair.launch.rows, target.hardware, measures, forced)
             return prepare.chosen(asked, lambda: chain_trial(pair, target), options, target)
+
+
+def _sums(graph: fx.GraphModule) -> bool:
+    """Whether rows are summed in sorted order. Single values in 16 bits are so whatever it takes."""
+    made = graph.graph.find_nodes(op="call_function", target=SEGMENT_REDUCE)
+    return any(n.meta["val"].dim() > 1 for n in made)
 
 
 def covered(found: Partition) -> int:

@@ -52,14 +52,16 @@ class KeptLists:
         self._entries: OrderedDict[tuple[object, ...], Entry] = OrderedDict()
         self._lock = threading.Lock()
 
-    def of(self, index: Tensor, nodes: int, source: Source, make: Callable[[Tensor, int], Lists]) -> Lists:
+    def of(
+        self, index: Tensor, nodes: int, source: Source, make: Callable[[Tensor, int], Lists], wraps: bool = True
+    ) -> Lists:
         """What ``make`` gives, as copies of what it gave before where that is sure: who reads them may write there."""
         capturing = index.is_cuda and torch.cuda.is_current_stream_capturing()
         if capturing and not source.constant:
             return make(index, nodes)
         with self._lock:
             self._forget()
-            key = self._key(index, nodes, source)
+            key = (wraps, *self._key(index, nodes, source))
             found = self._entries.get(key)
             if found is None or found.changes != source.changes:
                 if capturing:
@@ -106,13 +108,17 @@ class _Call(threading.local):
 _call = _Call()
 
 
-def kept(index: Tensor, nodes: int, make: Callable[[Tensor, int], Lists]) -> Lists:
-    """``make(index, nodes)``, or what the function that is being called has kept of it."""
+def kept(index: Tensor, nodes: int, make: Callable[[Tensor, int], Lists], wraps: bool) -> Lists:
+    """``make(index, nodes)``, or what the function that is being called has kept of it.
+
+    Args:
+        wraps: what ``make`` takes indices below zero for.
+    """
     if _call.now is not None:
         lists, sources = _call.now
         source = sources.get(index.untyped_storage()._cdata)
         if source is not None:
-            return lists.of(index, nodes, source, make)
+            return lists.of(index, nodes, source, make, wraps)
     return make(index, nodes)
 
 

@@ -9,7 +9,9 @@ from typing import Any
 import torch
 
 from tilestream.graph.own import operator
+from tilestream.graph.rewrites.operators import SEGMENT_REDUCE, SEGMENTS, SORTED_INDEX
 from tilestream.ir.dtypes import TORCH_DTYPES
+from tilestream.run import device_ops
 from tilestream.run.call import RegionCall
 from tilestream.run.spec import decode
 
@@ -60,25 +62,39 @@ def shapes(inputs: Sequence[torch.Tensor], sizes: Sequence[Any], spec: str) -> l
 REGION = operator("region(Tensor[] inputs, SymInt[] sizes, str spec) -> Tensor[]", run, shapes)
 """What stands in a graph."""
 
-# A name that the code which Inductor writes can call without an import.
-torch.ops.tilestream.run_region = run  # pyright: ignore[reportAttributeAccessIssue]
+DIRECT = {REGION: run}
+"""Operators that Inductor's code calls past torch's dispatcher, with what it calls: on any device."""
+DIRECT_ON_GPU = {
+    SEGMENTS: device_ops.segments, SORTED_INDEX: device_ops.sorted_index, SEGMENT_REDUCE: device_ops.segment_reduce,
+}  # fmt: skip
+"""The same, on a GPU alone."""
+
+for _defined, _run in (DIRECT | DIRECT_ON_GPU).items():  # names that such code can call without an import
+    setattr(torch.ops.tilestream, f"run_{_defined._opname}", _run)
 
 
 @cache
 def call_directly() -> None:
-    """Let Inductor's code call ``run`` itself: through torch's dispatcher a call takes microseconds longer."""
+    """Let Inductor's code call what operators of ours run itself: by torch's dispatcher a call takes microseconds
+    longer."""
+    for defined in (*DIRECT, *DIRECT_ON_GPU):
+        _lower(defined, f"torch.ops.tilestream.run_{defined._opname}", anywhere=defined in DIRECT)
+
+
+def _lower(defined: torch._ops.OpOverload, name: str, anywhere: bool) -> None:
     from torch._inductor import ir
     from torch._inductor.lowering import fallback_handler, register_lowering
 
-    handler = fallback_handler(REGION, add_to_fallback_set=False)
+    handler = fallback_handler(defined, add_to_fallback_set=False)
 
-    @register_lowering(REGION, type_promotion_kind=None)
-    def _(inputs: Any, sizes: Any, spec: str) -> Any:
-        found = handler(inputs, sizes, spec)
-        box = found[0]
+    @register_lowering(defined, type_promotion_kind=None)
+    def _(*args: Any, **kwargs: Any) -> Any:
+        found = handler(*args, **kwargs)
+        box = found[0] if isinstance(found, list | tuple) else found
         while not isinstance(box, ir.MultiOutput):
             box = box.data
         kernel = box.inputs[0]
         assert isinstance(kernel, ir.FallbackKernel)
-        kernel.python_kernel_name = "torch.ops.tilestream.run_region"
+        if anywhere or box.get_device().type == "cuda":
+            kernel.python_kernel_name = name
         return found

@@ -42,6 +42,7 @@ class Trial:
             is held against it.
         pipelines: what of a candidate is compiled in the background, before it is built.
         beside_us: microseconds that a candidate takes besides its call.
+        with_host: whether calls are timed as Python makes them, each by itself, and not as CUDA graphs.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Trial:
     plain: Callable[..., Sequence[Tensor]] | None = None
     pipelines: Callable[[Candidate], Sequence[Pipeline]] = _own_pipeline
     beside_us: Callable[[Candidate], float] = lambda _: 0.0
+    with_host: bool = False
 
 
 @dataclass
@@ -150,7 +152,8 @@ class Timer:
         if not arms:
             return
         together = arms if self._fastest is None else [self._fastest, *arms]
-        now_us = [statistics.median(samples) for samples in timing.to_choose([arm.captured for arm in together])]
+        to_choose = timing.one_by_one if self.trial.with_host else timing.to_choose
+        now_us = [statistics.median(samples) for samples in to_choose([arm.captured for arm in together])]
         scale = 1.0 if self._fastest is None else self._fastest.us / now_us[0]
         for arm, us in zip(together, now_us, strict=True):
             arm.us = us * scale

@@ -105,6 +105,22 @@ def to_choose(arms: Sequence[Captured]) -> list[list[float]]:
     return interleaved(arms, ROUNDS, FEW_ROUNDS)
 
 
+def one_by_one(arms: Sequence[Captured]) -> list[list[float]]:
+    """Microseconds of calls as Python makes them, a list an arm: each from an idle GPU until its results are there."""
+    warm_up([arm.graph for arm in arms])
+    samples: list[list[float]] = [[] for _ in arms]
+    for index in range(ROUNDS + FEW_ROUNDS):
+        for arm, times in zip(arms, samples, strict=True):
+            torch.cuda.synchronize()
+            start_s = time.perf_counter()
+            arm.keep()
+            torch.cuda.synchronize()
+            if index >= FEW_ROUNDS:  # what the first calls make, later ones have
+                times.append(1e6 * (time.perf_counter() - start_s))
+    _timed_until_s[0] = time.perf_counter()
+    return samples
+
+
 def interleaved(arms: Sequence[Captured], rounds: int, least: int | None = None) -> list[list[float]]:
     """Microseconds of a call in every round, a list an arm: clocks change, but what they do to one they do to all.
 

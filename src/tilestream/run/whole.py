@@ -3,6 +3,9 @@
 What each region gains, measured alone, is known. Where that is much of the graph's time there is no question; where it
 is little, it must be more than Inductor is predicted to save by fusing operators of regions with others
 (``plan.borders``). Else, or where Inductor tunes its own kernels, the whole is compiled twice and the winner kept.
+
+Times are those of CUDA graphs. One of several graphs of a model (``run.cut_models``) is timed as it will be called: by
+itself, with what the host takes, and always both ways, since what its regions gain on the GPU says nothing of that.
 """
 
 from __future__ import annotations
@@ -98,6 +101,7 @@ class Whole:
         originals: the values that Dynamo compiles for, None where one is gone: indices among them are in range.
         beside_us: what operators of ours that are no pipelines gain, by their own measurements.
         saved_us: what Inductor saves by fusing over the borders of regions, as predicted; None where that is not known.
+        is_part: whether it is one of several graphs of a model.
     """
 
     options: Options
@@ -107,6 +111,7 @@ class Whole:
     originals: Sequence[Any]
     beside_us: float = 0.0
     saved_us: float | None = None
+    is_part: bool = False
 
     def choose(
         self,
@@ -129,6 +134,7 @@ class Whole:
             return compiled(streamed)
         # CUDA-graph trees capture by themselves; what is timed here is captured here.
         trees = bool(kwargs.get("cudagraphs"))
+        with_host = self.is_part and not trees
         bare: dict[str, Any] = {"cudagraphs": _no_cudagraphs()} if trees else {}
         graphs = {STREAMED: streamed, FALLBACK: plain}
         made: dict[str, Any] = {}
@@ -139,37 +145,37 @@ class Whole:
             return lambda: made[candidate.strategy](list(values))
 
         def is_clear(us: float | None) -> bool:
-            return us is not None and not self._is_tuned and gain_us >= self._clear() * us
+            return us is not None and not self._is_tuned and not with_host and gain_us >= self._clear() * us
 
         def order(candidates: Sequence[Candidate], time: Time) -> Sequence[Candidate]:
             ours, other = candidates
             made[STREAMED] = compiled(streamed, **bare)
-            if kind[2] and is_clear(self._at_most_us(lambda: call(ours, values()))):
+            if kind[2] and not with_host and is_clear(self._at_most_us(lambda: call(ours, values()))):
                 return [ours, replace(other, rejected=ENOUGH)]
             ours, other = time(candidates, [ours])
             if ours.measured_us is None:  # its regions were each held against Inductor: it runs all the same
                 return [replace(ours, late=True, rejected=""), replace(other, rejected=ours.rejected)]
             if is_clear(ours.measured_us):
                 return [ours, replace(other, rejected=ENOUGH)]
-            if self._pays(gain_us, ours.measured_us):
+            if not with_host and self._pays(gain_us, ours.measured_us):
                 return [ours, replace(other, rejected=PAID)]
             made[FALLBACK] = compiled(plain, **bare)
             return time([ours, other], [other])
 
-        timer = Timer(Trial("whole graph", values, call), self.target)
-        found = choose(self._question(streamed, order), self.options, timer)
+        timer = Timer(Trial("whole graph", values, call, with_host=with_host), self.target)
+        found = choose(self._question(streamed, order, with_host), self.options, timer)
         _wholes.append(WholeTiming(*kind, gain_us, found.candidates[0].measured_us, found.fallback.measured_us))
         taken = found.chosen.strategy
         return compiled(graphs[taken]) if trees or taken not in made else made[taken]
 
-    def _question(self, streamed: fx.GraphModule, order: Order) -> Question:
+    def _question(self, streamed: fx.GraphModule, order: Order, with_host: bool) -> Question:
         def decides() -> list[Any]:
             held = [n.meta.get("val") for n in streamed.graph.find_nodes(op="placeholder")]
             shapes = [
                 [str(x) for x in (*v.shape, *v.stride(), v.dtype, v.device)] if isinstance(v, torch.Tensor) else str(v)
                 for v in held
             ]
-            return ["whole graph", streamed.code, shapes, str(sorted(self.patches.items()))]
+            return ["whole graph", streamed.code, shapes, str(sorted(self.patches.items())), with_host]
 
         ours, other = Candidate(STREAMED, None, None, operator="Inductor's code"), Candidate(FALLBACK, None, None)
         return Question(

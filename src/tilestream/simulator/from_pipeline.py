@@ -15,6 +15,7 @@ from tilestream.devices import Device
 from tilestream.errors import PipelineDeadlock
 from tilestream.ir.axes import ROWS
 from tilestream.ir.launches import cut_at_dram
+from tilestream.ir.lengths import EDGES_A_NODE
 from tilestream.ir.pipeline import Pipeline, Queue, Residency, Stage, Transport
 from tilestream.ir.plain import by_rows
 from tilestream.ir.sizes import at_once, bytes_of, in_places, loaded_bytes, phases, table_bytes, tiles_of, weight_bytes
@@ -105,7 +106,7 @@ def _work(stage: Stage, launch: Pipeline, rows: int, loaded: set[str]) -> TileWo
             from_dram += sum(size for name, size in sizes.items() if name not in loaded)
             loaded.update(op.params)
         elif op.kind == "store":
-            written += bytes_of(launch.tensor(op.params[0]), stage.tile_rows)
+            written += bytes_of(launch.tensor(op.params[0]), stage.tile_rows) // (EDGES_A_NODE if op.receivers else 1)
     return TileWork(
         tensor_flops=sum(p.flops for p in done),
         dtype=next((p.dtype for p in done if p.flops), "bf16"),

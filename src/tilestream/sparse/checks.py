@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tilestream.errors import SparseError
+from tilestream.run import oracle
 from tilestream.sparse.outputs import LARGEST
 
 if TYPE_CHECKING:
@@ -83,6 +84,42 @@ def compare(outputs: Sequence[torch.Tensor], expected: Sequence[torch.Tensor], b
     error = max((difference(a, b) for a, b in pairs), default=0.0)
     tolerance = max(TOLERANCE, 2.0 ** (4 - bits))
     return Check(error, tolerance=tolerance, strange=sum(_strange(a, b) for a, b in pairs) if error == math.inf else 0)
+
+
+@dataclass(frozen=True)
+class NarrowCheck:
+    """``error`` of a run in a narrow type against float64, relative, and PyTorch's own in that type (``eager``)."""
+
+    error: float
+    eager: float
+    dtype: torch.dtype
+    on: str
+
+    @property
+    def ok(self) -> bool:
+        return self.error <= oracle.tolerance(self.eager, self.dtype)
+
+    def __str__(self) -> str:
+        words = "within" if self.ok else "OVER"
+        dtype = str(self.dtype).removeprefix("torch.")
+        return (
+            f"values: relative error {self.error:.1e} against float64, {words} twice {dtype}'s own of {self.eager:.1e}"
+        )
+
+
+def narrow(target: Target, outputs: Sequence[torch.Tensor], dtype: torch.dtype) -> NarrowCheck | None:
+    """What a run in a narrower type gave (``outputs``, float64) beside PyTorch in float64, and PyTorch in that type
+    beside the same; None where a dense run would be too large."""
+    try:
+        wanted, eager = target.reference(), target.reference(dtype)
+    except SparseError:
+        return None
+    wanted, eager = ([x if x.layout == torch.strided else x.to_dense() for x in made] for made in (wanted, eager))
+    ours, theirs = (
+        max((oracle.error(x.double(), w) for x, w in zip(made, wanted, strict=True)), default=0.0)
+        for made in (outputs, eager)
+    )
+    return NarrowCheck(ours, theirs, dtype, f"{target.oracle()} in float64")
 
 
 def check(target: Target, made: Any, program: Program) -> Check | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -42,8 +42,16 @@ def on_chip_bytes(graph: Graph, depth: int, outputs: Mapping[str, Any]) -> float
     return channels + held
 
 
-def estimate_program(program: Program, inputs: Sequence[Any] = (), timing: Timing = COMAL) -> Estimate:
-    """Expected figures of a program's regions, one after the other; what one makes, the next one reads."""
+def estimate_program(
+    program: Program,
+    inputs: Sequence[Any] = (),
+    timing: Timing = COMAL,
+    observe: Callable[[Region, Estimate], None] | None = None,
+) -> Estimate:
+    """Expected figures of a program's regions, one after the other; what one makes, the next one reads.
+
+    ``observe``: called with each region and its own.
+    """
     have: dict[str, SparseTensor] = dict(program.bind(*inputs))
     expected: dict[str, tuple[Profile, Format]] = {}
     total = Estimate(0.0, 0.0, 0.0)
@@ -60,6 +68,8 @@ def estimate_program(program: Program, inputs: Sequence[Any] = (), timing: Timin
         for name, (shape, format) in step.outputs.items():  # a number has no level that says anything of it
             expected[name] = found.outputs.get(name) or Profile(shape, (None,) * len(shape)), format
         total += found
+        if observe is not None:
+            observe(step, found)
     return total
 
 

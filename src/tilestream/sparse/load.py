@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bz2
+import copy
 import gzip
 import inspect
 import math
@@ -35,14 +36,15 @@ CORNER = 1_000  # rows and columns of the instance that is held against it other
 class Target:
     """A program to be: ``make`` compiles it under a schedule, ``reference`` gives what dense PyTorch does.
 
-    ``reference`` returns float64 tensors, or raises ``SparseError`` where a dense tensor would be too large.
+    ``reference`` returns float64 tensors (or of the type that it is given, in which it then computes), or raises
+    ``SparseError`` where a dense tensor would be too large.
     ``smaller`` gives an instance for which it is not, if there is one; ``oracle`` says what ``reference`` did.
     """
 
     name: str
     make: Callable[[Schedule], Program]
     inputs: tuple[Any, ...]
-    reference: Callable[[], tuple[torch.Tensor, ...]]
+    reference: Callable[..., tuple[torch.Tensor, ...]]
     smaller: Callable[[], Target | None] = lambda: None
     oracle: Callable[[], str] = lambda: "dense PyTorch"
 
@@ -101,10 +103,12 @@ def _product(
     shape = tuple(sizes.get(i, 1) for i in result)
     large = max(math.prod(shape), *(math.prod(m.shape or ()) for m in matrices)) > CHECKED
 
-    def reference() -> tuple[torch.Tensor, ...]:
+    def reference(dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor, ...]:
+        if large and dtype != torch.float64:
+            raise SparseError(f"an einsum of {max(shape, default=1):,} rows as a dense one", "compare in float64")
         if large:
             return (einsum(text, [_entries(m) for m in matrices], shape),)
-        return (torch.einsum(text, *(torch.from_numpy(_dense(m)) for m in matrices)),)
+        return (torch.einsum(text, *(torch.from_numpy(_dense(m)).to(dtype) for m in matrices)),)
 
     def smaller() -> Target:
         kept = [_corner(m) for m in matrices]
@@ -143,34 +147,39 @@ def _module(target: str, formats: Sequence[str]) -> Target:
             raise OptionError(f"--format {text!r} names no tensor", "write NAME=compressed,compressed")
         named[name] = parse_format(form)
     app = load_app(target)
-    module, inputs = _doubled(app.module), tuple(x.double() if x.is_floating_point() else x for x in app.inputs)
+    module, inputs = _in_type(app.module, torch.float64), _inputs_in(app.inputs, torch.float64)
 
     def make(schedule: Schedule) -> Program:
         return compile(module, *inputs, formats=named or None, schedule=schedule)
 
-    def reference() -> tuple[torch.Tensor, ...]:
+    def reference(dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor, ...]:
+        narrow = dtype != torch.float64
         with torch.no_grad():
-            made = _evaluated(module, inputs)
+            made = _evaluated(_in_type(copy.deepcopy(module), dtype) if narrow else module, _inputs_in(inputs, dtype))
         return tuple(made) if isinstance(made, (tuple, list)) else (made,)
 
     return Target(app.name, make, inputs, reference)
 
 
-def _doubled(module: torch.nn.Module) -> torch.nn.Module:
-    """The module in float64; PyTorch's own ``double`` does not take sparse parameters."""
+def _inputs_in(inputs: Sequence[torch.Tensor], dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+    return tuple(x.to(dtype) if x.is_floating_point() else x for x in inputs)
+
+
+def _in_type(module: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
+    """The module in another type of floats; PyTorch's own ``to`` does not take sparse parameters."""
     made: dict[int, torch.nn.Parameter] = {}
     for part in module.modules():
         for name, one in part._parameters.items():
             if one is not None and one.is_floating_point() and one.layout != torch.strided:
-                made.setdefault(id(one), torch.nn.Parameter(one.detach().double(), False))
+                made.setdefault(id(one), torch.nn.Parameter(one.detach().to(dtype), False))
                 part._parameters[name] = made[id(one)]
     for part in module.modules():
         for one in part._parameters.values():
             if one is not None and one.is_floating_point() and one.layout == torch.strided:
-                one.data = one.data.double()
+                one.data = one.data.to(dtype)
         for name, one in part._buffers.items():
             if one is not None and one.is_floating_point():
-                part._buffers[name] = one.double()
+                part._buffers[name] = one.to(dtype)
     return module
 
 

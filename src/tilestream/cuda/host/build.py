@@ -164,6 +164,8 @@ def _run(
         raise ValueError(why)
     source, frame, arena = kernel.source(stamped), kernel.frame, Arena()
     where = {t.name: arena.where(tensors[t.name]) for t in kernel.launch.tensors}
+    for t in kernel.buffers:
+        where[t.name] = arena.where(torch.full((rows, t.features), float("nan"), dtype=TORCH_DTYPES[t.dtype]))
     copies = {f"packed {k}": bytes_of(pack(spec, tensors[spec.weight])) for k, spec in enumerate(kernel.packs)}
     at = {}
     for name, size in kernel.space.parts:
@@ -175,7 +177,7 @@ def _run(
     room = stamps.capacity(source, rows, grid) if source.stamped else 0
     written = arena.add(b"\0" * stamps.buffer_bytes(grid, room)) if source.stamped else 0
     raw, run = bytearray(), _runner(kernel, source, grid, options)
-    for part in kernel.parts(rows) if kernel.host_lanes else [Part(0, rows, rows)]:
+    for part in kernel.parts(rows) if kernel.host_lanes or kernel.buffers else [Part(0, rows, rows)]:
         limit_ns = int(options.flag_limit_s * 1e9)
         call = Call(where, at, OF_FILE + dump, part, encoded, limit_ns, (OF_FILE + written, room))
         done, raw = run_file(arena, kernel.pack(source, call), run)

@@ -87,6 +87,10 @@ TS_DEV void lds_words(u32 addr, u32 (&v)[4]) {
 TS_DEV void sts_words(u32 addr, const u32 (&v)[4]) {
   for (u32 k = 0; k < 4; ++k) sts32(addr + 4 * k, v[k]);
 }
+TS_DEV void lds64(u32 addr, float& a, float& b) {
+  a = __builtin_bit_cast(float, lds32(addr));
+  b = __builtin_bit_cast(float, lds32(addr + 4));
+}
 TS_DEV float ldsf(u32 addr) { return __builtin_bit_cast(float, lds32(addr)); }
 
 // ---- copies past the registers come as late as they may: when they are waited for

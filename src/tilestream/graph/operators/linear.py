@@ -7,6 +7,7 @@ from torch import fx
 
 from tilestream.graph.lowering import MAX_FEATURES, Emitter, Frame, Steps, dtype_of
 from tilestream.graph.nodes import MATMULS, Unsupported, argument, number, packet, permutation, takes_tf32, value
+from tilestream.graph.operators import split
 from tilestream.graph.operators.rules import rule
 from tilestream.graph.sizes import product, same_shape, same_size, same_sizes
 from tilestream.ir.pipeline import Tile
@@ -71,7 +72,7 @@ def linear(e: Emitter, node: fx.Node, rows: tuple[int, int] | None = None) -> Ti
     frame = e.matrix(x)
     if ins == 1:
         return _outer(e, node, e.tile(x, frame), stored, bias, outs, rows)
-    _matmul_precision(dtype_of(node))
+    by_parts = dtype_of(node) == "f32" and not takes_tf32()
     first, last = rows or (0, outs)
     steps: Steps = () if straight else (("t",),)
     if kind is aten.bmm:
@@ -79,19 +80,22 @@ def linear(e: Emitter, node: fx.Node, rows: tuple[int, int] | None = None) -> Ti
     if rows is not None:
         steps = (*steps, ("rows", first, last))
     tile = e.tile(x, frame)
-    params = [e.parameter(stored, steps, (last - first, ins))]
-    late = None
-    if bias is not None:
-        late = _bias(e, bias, frame, outs)
+    size = last - first
+    params = () if by_parts else (e.parameter(stored, steps, (size, ins)),)
+    late = None if bias is None else _bias(e, bias, frame, outs)
+    own = isinstance(late, fx.Node)
     if isinstance(late, fx.Node):
-        shape = ("vector", outs)
-        params.append(e.parameter(late, (shape,) if rows is None else (shape, ("rows", first, last)), (last - first,)))
-    out = e.emit("linear", last - first, dtype_of(node), (tile,), tuple(params))
-    if isinstance(late, Tile | str):
-        if rows is not None:
-            raise Unsupported("a sliced linear with a bias that has rows")
-        out = e.binary("add", out, late, dtype_of(node))
-    return out
+        cut: Steps = () if rows is None else (("rows", first, last),)
+        late = e.parameter(late, (("vector", outs), *cut), (size,))
+    elif late is not None and rows is not None:
+        raise Unsupported("a sliced linear with a bias that has rows")
+    if by_parts:
+        out, own = split.product(e, tile, stored, steps, size), False
+    else:
+        out = e.emit(
+            "linear", size, dtype_of(node), (tile,), (*params, late) if isinstance(late, str) and own else params
+        )
+    return out if late is None or own else e.binary("add", out, late, dtype_of(node))
 
 
 def _outer(
@@ -134,10 +138,3 @@ def _bias(e: Emitter, bias: object, frame: Frame, outs: int) -> fx.Node | Tile |
     if isinstance(operand, Tile | str):
         return operand
     raise Unsupported("a scalar bias")
-
-
-def _matmul_precision(dtype: str) -> None:
-    if dtype == "f32" and not takes_tf32():
-        raise Unsupported(
-            "a float32 matmul under torch.set_float32_matmul_precision('highest'): tensor cores have tf32 ('high')"
-        )

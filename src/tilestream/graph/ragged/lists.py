@@ -33,6 +33,12 @@ class Edges:
     edges: sympy.Expr
     nodes: sympy.Expr
 
+    @property
+    def sort(self) -> tuple[fx.Node, fx.Node]:
+        """Order and busy nodes of a list that is sorted."""
+        assert self.order is not None and self.busy is not None
+        return self.order, self.busy
+
 
 def sorted_lists(graph: fx.Graph, same: Mapping[fx.Node, fx.Node]) -> list[Edges]:
     """The lists by which rows of a graph are reduced.

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import fx
 
-from tilestream.graph.nodes import Unsupported, aten, packet
+from tilestream.graph.nodes import Unsupported, aten
 from tilestream.graph.ragged.growth import Grown, grow
 from tilestream.graph.ragged.lists import Edges, Gather
 from tilestream.graph.ragged.lowering import Ragged, Shapes
@@ -17,7 +17,9 @@ from tilestream.graph.rewrites.given_bounds import MOST_ROWS
 from tilestream.graph.rewrites.insert import call
 from tilestream.graph.rewrites.operators import SORTED_INDEX
 from tilestream.graph.selection import Cut
+from tilestream.graph.signs import wraps
 from tilestream.graph.sizes import expression, hint
+from tilestream.graph.sums import first_alike
 from tilestream.ir.axes import Level, Loop, Spread
 from tilestream.ir.pipeline import Pipeline, Stage
 
@@ -35,7 +37,7 @@ def ragged_regions(owner: fx.GraphModule) -> tuple[list[Cut], dict[fx.Node, str]
     Indices that they read in sorted order become nodes of the graph, one for all that read it.
     """
     graph, refused = owner.graph, dict[fx.Node, str]()
-    lists = _Lists(graph)
+    lists = SortedIndices(graph)
     while True:  # what cannot be lowered where it is leaves its region, and what is left grows anew
         cuts: list[Cut] = []
         leave: dict[fx.Node, str] = {}
@@ -52,7 +54,7 @@ def ragged_regions(owner: fx.GraphModule) -> tuple[list[Cut], dict[fx.Node, str]
         refused |= leave
 
 
-def _lowered(owner: fx.GraphModule, grown: Grown, lists: _Lists, title: str) -> Cut:
+def _lowered(owner: fx.GraphModule, grown: Grown, lists: SortedIndices, title: str) -> Cut:
     """
     Raises:
         Unsupported: with the member that stands in the way.
@@ -85,7 +87,7 @@ def _lowered(owner: fx.GraphModule, grown: Grown, lists: _Lists, title: str) -> 
     return Cut(replace(region, edges=_arguments(region, grown, e, lists)), grown.members, tuple(outputs))
 
 
-def _arguments(region: Region, grown: Grown, e: Ragged, lists: _Lists) -> EdgeArguments:
+def _arguments(region: Region, grown: Grown, e: Ragged, lists: SortedIndices) -> EdgeArguments:
     at = {name: index for index, name in enumerate(region.arguments)}
     own = (grown.edges.order, grown.edges.starts, grown.edges.busy)
     order, starts, busy = (-1 if n is None else at[n.name] for n in own)
@@ -95,7 +97,7 @@ def _arguments(region: Region, grown: Grown, e: Ragged, lists: _Lists) -> EdgeAr
     return EdgeArguments(order, starts, busy, receivers, sources)
 
 
-class _Lists:
+class SortedIndices:
     """Indices of a graph in the order of edges, each made once, behind what it is made of.
 
     Attributes:
@@ -104,7 +106,8 @@ class _Lists:
 
     def __init__(self, graph: fx.Graph) -> None:
         self._graph = graph
-        self._made: dict[tuple[fx.Node, fx.Node | None, object], fx.Node] = {}
+        there = graph.find_nodes(op="call_function", target=SORTED_INDEX)
+        self._made = {self._key(*n.args[:3]): n for n in there}
         self.raw: dict[fx.Node, tuple[fx.Node, int]] = {}
 
     def sorted(self, rows: Gather, edges: Edges) -> fx.Node:
@@ -112,24 +115,43 @@ class _Lists:
 
         Where edges lie side by side, and none of who reads it counts rows from the last one, it is the index itself.
         """
-        index, order, count = rows.index, edges.order, rows.table.meta["val"].shape[0]
-        key = (index, order, expression(count))
+        return self.of(rows.index, edges, rows.table.meta["val"].shape[0], rows.table)
+
+    def of(self, index: fx.Node, edges: Edges, count: int | torch.SymInt, table: fx.Node | None = None) -> fx.Node:
+        """``index``, which names ``count`` rows.
+
+        Args:
+            table: whose rows those are, which says how many there are where that is not known.
+
+        Raises:
+            Unsupported: nothing says how many.
+        """
+        key = self._key(index, edges.order, count)
         if key not in self._made:
             place = {node: n for n, node in enumerate(self._graph.nodes)}
-            needed = [index, *filter(None, [order]), *([] if isinstance(count, int) else [rows.table])]
+            if not isinstance(count, int) and table is None:
+                raise Unsupported("how many rows an index names is not known", index)
+            needed = [n for n in (index, edges.order, None if isinstance(count, int) else table) if n is not None]
             last = max(needed, key=place.__getitem__)
             with self._graph.inserting_before(last.next):
-                size = count if isinstance(count, int) else call(index, aten.sym_size.int, rows.table, 0)
-                made = _from_first(index, size) if order is None else call(order, SORTED_INDEX, index, order, size)
-            self._made[key] = made
-            self.raw[made] = (index, hint(count))
+                size = count if isinstance(count, int) else call(index, aten.sym_size.int, table, 0)
+                wrap = wraps(index, first_alike(self._graph))
+                if edges.order is None:
+                    made = _from_first(index, size) if wrap else index
+                else:
+                    made = call(edges.order, SORTED_INDEX, index, edges.order, size, wrap)
+                self._made[key] = made
+        self.raw[self._made[key]] = (index, hint(count))
         return self._made[key]
+
+    @staticmethod
+    def _key(index: object, order: object, count: object) -> tuple[object, object, object]:
+        size = count.meta["val"] if isinstance(count, fx.Node) else count
+        return index, order, expression(size)  # pyright: ignore[reportArgumentType]
 
 
 def _from_first(index: fx.Node, rows: object) -> fx.Node:
-    """An index whose readers may count rows from the last one, as int32, by operators that Inductor fuses."""
-    if not any(packet(user) is aten.index for user in index.users):
-        return index
+    """An index whose readers count rows from the last one below zero, as int32, by operators that Inductor fuses."""
     below = call(index, aten.lt.Scalar, index, 0)
     found = call(index, aten.where.self, below, call(index, aten.add.Tensor, index, rows), index)
     return call(index, aten._to_copy.default, call(index, aten.clamp.default, found, -1, MOST_ROWS), dtype=torch.int32)

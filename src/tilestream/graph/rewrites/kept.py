@@ -24,7 +24,7 @@ def keep_lists(node: fx.Node, _: Settings) -> fx.Node | None:
     index, nodes = node.args[:2]
     if not isinstance(index, fx.Node) or argument_of(index) is None:
         return None
-    node.args = (index, nodes, True)
+    node.args = (index, nodes, True, *node.args[3:])
     return node
 
 

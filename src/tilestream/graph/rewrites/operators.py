@@ -36,26 +36,33 @@ def padded(matrices: list[Tensor], columns: int) -> list[Tensor]:
     return [functional.pad(m, (0, columns - m.shape[1])).contiguous() for m in matrices]
 
 
-def segments(index: Tensor, nodes: int, kept: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+def segments(index: Tensor, nodes: int, kept: bool = False, wraps: bool = True) -> tuple[Tensor, Tensor, Tensor]:
     """``index`` (integers [edges]) sorted, equal ones in their order: their places, int32 [edges]; where those of each
     node start, int32 [nodes + 1]; and which nodes have many, int32, for the GPU's kernel alone.
 
     Args:
         kept: ``index`` is an argument of the graph, which does not change it: the next call may have the same one.
+        wraps: indices below zero count from the end; else they are no nodes.
 
     Raises:
         InputError: an index is no node.
     """
-    ordered, order = torch.sort(torch.where(index < 0, index + nodes, index), stable=True)
+    ordered, order = torch.sort(torch.where(index < 0, index + nodes, index) if wraps else index, stable=True)
     if len(ordered) and not 0 <= int(ordered[0]) <= int(ordered[-1]) < nodes:
         raise InputError(f"an index of a sum of rows is outside of its {nodes} rows", "give indices that exist")
     busy = torch.zeros(busy_words(len(index)), dtype=torch.int32)
     return order.int(), torch.searchsorted(ordered, torch.arange(nodes + 1), out_int32=True), busy
 
 
-def sorted_index(index: Tensor, order: Tensor, rows: int) -> Tensor:
-    """Which of a table's ``rows`` the edges name in the order of ``order``, int32 [edges]; no index is below zero."""
+def sorted_index(index: Tensor, order: Tensor, rows: int, wraps: bool = True) -> Tensor:
+    """Which of a table's ``rows`` the edges name in the order of ``order``, int32 [edges]; none of them is below zero.
+
+    Raises:
+        InputError: an index below zero, and it does not wrap (``segments``).
+    """
     found = index[order]
+    if not wraps and bool((found < 0).any()):
+        raise InputError(f"an index of a table's rows is outside of its {rows} rows", "give indices that exist")
     return torch.where(found < 0, found + rows, found).int()
 
 
@@ -112,13 +119,15 @@ def _padded_shapes(matrices: list[Tensor], columns: int) -> list[Tensor]:
     return [m.new_empty((m.shape[0], columns)) for m in matrices]
 
 
-def _segments_shapes(index: Tensor, nodes: Any, kept: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+def _segments_shapes(
+    index: Tensor, nodes: Any, kept: bool = False, wraps: bool = True
+) -> tuple[Tensor, Tensor, Tensor]:
     edges = index.shape[0]
     order, starts, busy = (index.new_empty((n,), dtype=torch.int32) for n in (edges, nodes + 1, busy_words(edges)))
     return order, starts, busy
 
 
-def _sorted_shape(index: Tensor, order: Tensor, rows: Any) -> Tensor:
+def _sorted_shape(index: Tensor, order: Tensor, rows: Any, wraps: bool = True) -> Tensor:
     return order.new_empty(order.shape, dtype=torch.int32)
 
 
@@ -130,9 +139,13 @@ def _reduced_shape(
 
 PADDED = operator("padded(Tensor[] matrices, SymInt columns) -> Tensor[]", padded, _padded_shapes)
 SEGMENTS = operator(
-    "segments(Tensor index, SymInt nodes, bool kept=False) -> (Tensor, Tensor, Tensor)", segments, _segments_shapes
+    "segments(Tensor index, SymInt nodes, bool kept=False, bool wraps=True) -> (Tensor, Tensor, Tensor)",
+    segments,
+    _segments_shapes,
 )
-SORTED_INDEX = operator("sorted_index(Tensor index, Tensor order, SymInt rows) -> Tensor", sorted_index, _sorted_shape)
+SORTED_INDEX = operator(
+    "sorted_index(Tensor index, Tensor order, SymInt rows, bool wraps=True) -> Tensor", sorted_index, _sorted_shape
+)
 SEGMENT_REDUCE = operator(
     'segment_reduce(Tensor? base, Tensor rows, Tensor? order, Tensor starts, Tensor? busy, str how="sum") -> Tensor',
     segment_reduce,

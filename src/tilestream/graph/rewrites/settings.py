@@ -16,10 +16,11 @@ APART = "tilestream.apart"
 
 class SortedSums(NamedTuple):
     """Sums of a graph that sums of sorted rows replace. Each of ``tables`` and ``paying`` shares one sort; those of one
-    of ``tables`` are one launch."""
+    of ``tables`` are one launch. ``counts`` need no sort: they are counted in whole numbers."""
 
     tables: list[list[Sum]]
     paying: list[list[Sum]]
+    counts: list[Sum]
 
 
 Runs = Callable[[Any, Sequence[Any], Mapping[str, Any]], bool]

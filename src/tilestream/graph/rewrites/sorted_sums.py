@@ -14,11 +14,15 @@ from tilestream.graph.rewrites.insert import call
 from tilestream.graph.rewrites.operators import INDEX, LONG, SEGMENT_REDUCE, SEGMENTS
 from tilestream.graph.rewrites.settings import Settings
 from tilestream.graph.rewrites.unsorted import bounds, inverse, shared_order
+from tilestream.graph.signs import wraps
 from tilestream.graph.sizes import same_sizes
-from tilestream.graph.sums import Part, Sum
+from tilestream.graph.sums import Part, Sum, constant, first_alike
 
 RECOMPUTED = ("recompute", "ac_graph_id")
 """What activation checkpointing writes at a node."""
+
+COUNTED = "tilestream.counted"
+"""In the ``meta`` of a number that was counted, where the graph adds ones in its own type."""
 
 _END = 2**63 - 1
 
@@ -36,13 +40,15 @@ def sort_sums(graph: fx.Graph, settings: Settings) -> int:
     """
     if settings.sums is None:
         return 0
-    tables, paying = settings.sums(graph)
+    tables, paying, counts = settings.sums(graph)
     replaced: dict[fx.Node, fx.Node] = {}
+    for s in counts:
+        Counted(graph, [s], replaced).replace()
     for together in tables:
         Tables(graph, together, replaced).replace()
     for together in paying:
         Sorted(graph, together, replaced).replace()
-    return sum(len(s.parts) for together in (*tables, *paying) for s in together)
+    return len(counts) + sum(len(s.parts) for together in (*tables, *paying) for s in together)
 
 
 class Sorted:
@@ -95,7 +101,9 @@ class Sorted:
         if known is not None and known[1] <= LONG and (known[0] is not None or self._is_whole):
             order = None if known[0] is None else inverse(self._like, known[0])
             return order, bounds(self._like, index, nodes, known[1]), None
-        made = self._call(SEGMENTS, index, nodes)
+        same = first_alike(self._graph)
+        wrap = all(wraps(p.index, same) for s in self._sums for p in s.parts)
+        made = self._call(SEGMENTS, index, nodes, False, wrap)
         order, starts, busy = (self._call(getitem, made, k) for k in range(3))
         return order, starts, busy
 
@@ -206,6 +214,32 @@ class Tables(Sorted):
 
     def _nodes(self) -> int:
         return sum(self._heights)
+
+
+class Counted(Sorted):
+    """A sum of one number again and again, as a degree of ones: counted by atomics in whole numbers, which no order
+    changes, and rounded once. The operator that adds stays what it was, and asks as much of its index."""
+
+    def replace(self) -> None:
+        """Put the count where the sum was."""
+        (s,), node = self._sums, self._like
+        (part,), made = s.parts, node.meta["val"]
+        with self._graph.inserting_before(node):
+            index = self._flat(part.index, [-1])
+            zeros = self._call(aten.new_zeros.default, index, [self._nodes()], dtype=torch.int32)
+            ones = self._call(aten.ones_like.default, index, dtype=torch.int32)
+            if part.node.target in (aten.index_put.default, aten.embedding_dense_backward.default):
+                count = self._call(aten.index_put.default, zeros, [index], ones, True)
+            else:
+                if index.meta["val"].dtype != torch.int64:
+                    index = self._call(aten._to_copy.default, index, dtype=torch.int64)
+                count = self._call(aten.scatter_add.default, zeros, 0, index, ones)
+            count.meta[COUNTED] = True
+            each = constant(part.rows)
+            if each != 1:
+                count = self._call(aten.mul.Tensor, self._call(aten._to_copy.default, count, dtype=torch.float32), each)
+            total = self._flat(self._call(aten._to_copy.default, count, dtype=made.dtype), [-1, *made.shape[1:]])
+        self._becomes(node, total)
 
 
 def _layout(parts: Sequence[Part]) -> Layout:

@@ -28,18 +28,27 @@ namespace ts {
 template <class S>
 constexpr bool GATHERS = false;
 
+// Whether lanes of a kind of stage load rows themselves (own_rows.cuh).
+template <class S>
+constexpr bool OWN_ROWS = false;
+
 constexpr int GATHERED = -2;     // a load's map, where its rows are taken through an index
+constexpr int OWN = -5;          // where consumers take them: the loader, which may record what is wrong, looks at the index
 constexpr int GATHERS_AHEAD = 4;
 constexpr int PIECE = 16, PIECES = 128 / PIECE;  // bytes that a lane copies, and how many of them a chunk's row has
 
-// Which row of the table a row of the tile is; beyond the last row, -1. Below zero an index counts from the table's end.
+// Which row of the table a row of the tile, which there is, says that it is. Below zero an index counts from the table's end.
+template <class P>
+TS_DEV long long said_name(const P& p, const LoadOp& op, int row) {
+  const void* const index = p.pointers[op.queue];
+  const long long at = op.features == 8 ? load_global((const long long*)index + row) : load_global((const int*)index + row);
+  return at < 0 ? at + p.strides[op.queue] : at;
+}
+// The same of any row; beyond the last one, -1.
 template <class P>
 TS_DEV int read_name(const P& p, const Sync& sync, const LoadOp& op, int row) {
   if (row >= p.rows) return -1;
-  const void* const index = p.pointers[op.queue];
-  const long long rows = p.strides[op.queue];
-  long long at = op.features == 8 ? load_global((const long long*)index + row) : load_global((const int*)index + row);
-  if (at < 0) at += rows;
+  const long long at = said_name(p, op, row), rows = p.strides[op.queue];
   if ((u64)at >= (u64)rows) expire(sync, op.queue, row, INDEX_OUTSIDE, (u64)rows, (u64)at);
   return (int)at;
 }

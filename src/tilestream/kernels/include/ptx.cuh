@@ -101,6 +101,9 @@ TS_DEV u32 lds32(u32 addr) {
   asm volatile("ld.shared.b32 %0, [%1];" : "=r"(v) : "r"(addr) : "memory");
   return v;
 }
+TS_DEV void lds64(u32 addr, float& a, float& b) {
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(a), "=f"(b) : "r"(addr) : "memory");
+}
 TS_DEV float ldsf(u32 addr) { return __uint_as_float(lds32(addr)); }
 TS_DEV u16 lds16(u32 addr) {
   u16 v;

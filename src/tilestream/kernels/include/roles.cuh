@@ -274,6 +274,12 @@ TS_DEV void load_inputs(const P& p, const Sync& sync, u32 smem, const Worker& w,
 #pragma unroll 1
     for (int k = 0; k < S::LOAD_OPS; ++k) {
       LoadOp op = p.load_op(w.load_ops + k);
+      if constexpr (OWN_ROWS<S>) {
+        if (op.map == OWN) {
+          for (int row = (int)lane_in_warp(); row < ROWS; row += WARP) read_name(p, sync, op, tile * ROWS + row);
+          continue;
+        }
+      }
       if (GATHERS<S> && op.map == GATHERED) {
         const bool follows = k + 1 < S::LOAD_OPS && copied_by_lanes<S>(p.load_op(w.load_ops + k + 1).map);
         load_gathered<S>(p, sync, op, tile, follows, names, coming, ring);
@@ -398,7 +404,7 @@ TS_DEV void loader_warp(const P& p, const Sync& sync, u32 smem, const Worker& w,
   } else if (warp == 3) {
     if (S::OUT_SLOTS > 0) publish<S, true, !S::TWO_PUBLISHERS>(p, sync, smem, w);
   } else if (warp == 1 || S::TILES == 2) {
-    if (S::IN_SLOTS > 0) load_inputs<S>(p, sync, smem, w, warp - 1);
+    if (S::IN_SLOTS > 0 || OWN_ROWS<S>) load_inputs<S>(p, sync, smem, w, warp - 1);
   } else if (S::PAGES > 0 && S::PAGE_RINGS == 2) {
     load_weights<S>(p, sync, smem, w, 1);
   }

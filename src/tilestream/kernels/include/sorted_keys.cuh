@@ -38,10 +38,14 @@ struct Room {
   TS_DEV u32 node(int place) const { return edge(place) + 4; }
 };
 
+// Of an index that was found right.
 TS_DEV u32 node_at(const KeyParams& p, int at) {
   const long long found = lanes::load_index(p.index, at, p.wide);
   return (u32)(found < 0 ? found + p.nodes : found);
 }
+
+// The row that an index names; below zero: none.
+TS_DEV long long row_of(const KeyParams& p, long long index) { return index < 0 && p.wraps ? index + p.nodes : index; }
 
 // Nodes of COUNT_EACH edges from `first` on; NOBODY behind the last edge. An index that is no node ends the kernel, as in
 // torch, and is named in the record.
@@ -53,7 +57,7 @@ TS_DEV void load_checked(u32 (&node)[COUNT_EACH], const KeyParams& p, int first,
     const int at = first + k * step;
     node[k] = NOBODY;
     if (at >= p.edges) continue;
-    const long long found = lanes::load_index(p.index, at, p.wide), to = found < 0 ? found + p.nodes : found;
+    const long long to = row_of(p, lanes::load_index(p.index, at, p.wide));
     if (to < 0 || to >= p.nodes) bad = at;
     node[k] = (u32)to;
   }
@@ -360,7 +364,7 @@ TS_LANES_KERNEL(THREADS, 2) tilestream_picked(const TS_PARAM KeyParams p) {
 #pragma unroll
   for (int k = 0; k < READ; ++k) {
     if (first + k * THREADS >= p.edges) break;
-    const long long row = found[k] < 0 ? found[k] + p.nodes : found[k];
+    const long long row = row_of(p, found[k]);
     if (row < 0 || row >= p.nodes) lanes::give_up(p.record, 0, from[k], p.nodes, found[k]);
     p.keys[first + k * THREADS] = (int)row;
   }

@@ -9,6 +9,7 @@ from tilestream.ir.pipeline import DTYPE_BYTES, TILE_ROWS, Pipeline
 from tilestream.kernels.parts.params import MAP_BYTES, Where, at_least_one
 from tilestream.kernels.parts.source import Call, KernelSource
 from tilestream.kernels.parts.tensor_maps import MatrixMap, PixelMap
+from tilestream.kernels.stream.node_sums import STARTS
 from tilestream.kernels.stream.tables import INDEX, TABLE, MapSpec, Tables
 
 MOST_ROWS = 2**31 - 1 - 2 * TILE_ROWS
@@ -29,6 +30,7 @@ def pack(source: KernelSource, call: Call) -> bytes:
             raise InputError(f"pictures {w.tensor!r} have {pixels} pixels, more than {MOST_ROWS}", "give fewer images")
     told = at_least_one([_pointer(*p, call.where, pipeline) for p in tables.pointers], (0, 0))
     encoded = [_map(spec, tables, call, pipeline) for spec in tables.maps]
+    phase = {"phase": call.part.phase} if any(p.kind == STARTS for p in tables.pointers) else {}
     stamps = dict(zip(("stamps", "stamp_capacity"), call.stamps, strict=True)) if source.stamped else {}
     return source.params.pack(
         maps=at_least_one(encoded, bytes(MAP_BYTES)),
@@ -40,6 +42,7 @@ def pack(source: KernelSource, call: Call) -> bytes:
         dump=call.dump,
         limit_ns=call.timeout_ns,
         rows=rows,
+        **phase,
         **stamps,
     )
 
@@ -71,6 +74,8 @@ def _pointer(kind: str, name: str, first: int, where: Mapping[str, Where], pipel
     address, stride, _ = where[name]
     if first:
         address += first * DTYPE_BYTES[pipeline.tensor(name).dtype]
+    if kind == STARTS:
+        return address, where[name].rows - 1
     if kind == TABLE:
         return address, stride * DTYPE_BYTES[pipeline.tensor(name).dtype]
     if kind.startswith(INDEX):

@@ -8,6 +8,7 @@ from tilestream.ir.columns import first_column
 from tilestream.ir.pipeline import Pipeline, Stage
 from tilestream.kernels.stream.blocks import START
 from tilestream.kernels.stream.model import Gemm, Place, Places, Schedule, Segment, Sink, Step
+from tilestream.kernels.stream.node_sums import check_sums
 from tilestream.kernels.stream.phases import cut_phases
 from tilestream.kernels.stream.places import assign_places
 from tilestream.kernels.stream.walk import Draft, Walk
@@ -26,10 +27,12 @@ def build(stage: Stage, pipeline: Pipeline) -> Schedule:
     steps = _steps(walk, places)
     if walk.loops:  # whose operands crowd the registers out: what waits in shared memory takes as little as it can
         places = assign_places(walk, _overwritten(steps, walk, places))
-    return Schedule(
+    made = Schedule(
         **vars(places), stage=walk.stage, dtype=walk.dtype, pass_columns=walk.pass_columns, steps=steps,
         tiles=walk.tiles, streams=walk.streams, views=walk.views, loops=walk.loops,
     )  # fmt: skip
+    check_sums(made)
+    return made
 
 
 def _steps(walk: Walk, places: Places) -> tuple[Step, ...]:

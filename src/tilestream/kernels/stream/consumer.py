@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from itertools import groupby
 from operator import itemgetter
 
@@ -11,10 +12,12 @@ from tilestream.kernels.parts.text import UNROLL, block, loop, plus
 from tilestream.kernels.stream.annotate import comments
 from tilestream.kernels.stream.column_loop import ROW_BYTES, column_loop
 from tilestream.kernels.stream.epilogue import Epilogue
-from tilestream.kernels.stream.layout import Layout, boxes_of
+from tilestream.kernels.stream.layout import Layout, boxes_of, turns_of
 from tilestream.kernels.stream.model import Gemm, Place, Schedule, Segment, Step, ceil_to
 from tilestream.kernels.stream.names import Names
+from tilestream.kernels.stream.node_sums import NodeSums
 from tilestream.kernels.stream.operand_copy import operand_copy
+from tilestream.kernels.stream.own_rows import OwnRows
 from tilestream.kernels.stream.tables import Tables
 
 MOST_PAGES, MOST_CHUNKS = 12, 4
@@ -43,6 +46,7 @@ class ConsumerEmitter(Names):
         self.reduces = 0
         self.last_use = self._last_queue_uses()
         self.operands = {seg.tile for step in schedule.steps if step.gemm for seg in step.gemm.segments}
+        self.own_rows, self.node_sums = OwnRows(self), NodeSums(self)
 
     # -- the whole body
 
@@ -59,7 +63,7 @@ class ConsumerEmitter(Names):
             # Reductions take turns on two scratch areas; an odd number would meet itself in the next tile.
             blocks.append("    named_sync(BOTH_GROUPS, 256);")
         self.blocks = blocks
-        return "\n".join(_roll(blocks))
+        return "\n".join([*("    " + line for line in self.node_sums.begin()), *_roll(blocks, turns_of(self.s))])
 
     def annotated(self) -> str:
         """The text of ``body``, which was made before, with a comment on every step."""
@@ -67,12 +71,14 @@ class ConsumerEmitter(Names):
         notes: list[str] = []
         for step, note in made:  # a block has the comments of all its steps
             notes = [*notes, note] if self._begins(step) else [*notes[:-1], f"{notes[-1]}\n{note}"]
-        return "\n".join(_roll(self.blocks, notes + [""] * (len(self.blocks) - len(notes))))
+        notes += [""] * (len(self.blocks) - len(notes))
+        return "\n".join(_roll(self.blocks, turns_of(self.s), notes))
 
     def declarations(self) -> str:
         lines = [f"Packed<{f // 8}> r{k};" for k, f in enumerate(self.s.slot_features)]
         rows = sorted(t for t, p in self.s.places.items() if p is Place.ROW)
-        lines += [f"RowVector {self.row(t)};" for t in rows]
+        lines += [f"RowVector {self.row(t)};" for t in rows] + self.own_rows.declarations()
+        lines += self.node_sums.declarations()
         return "\n".join("  " + line for line in lines)
 
     # -- queues
@@ -115,6 +121,8 @@ class ConsumerEmitter(Names):
             last = self.s.steps[loop.sums]
             lines = [*self._mark("PRODUCT"), *column_loop(self, loop, self.operands), *self._epilogues(last)]
             return "\n".join("    " + line for line in block("", lines))
+        if step.own_rows is not None:
+            return "\n".join("    " + line for line in self.own_rows.text(step))
         if step.copied:
             lines = [*operand_copy(self, step), *self._credits(step.index, 0)]
             return "\n".join("    " + line for line in block("", lines))
@@ -131,7 +139,7 @@ class ConsumerEmitter(Names):
         """Every pass over the fragment ``acc``."""
         lines = self._mark("EPILOGUE") if step.phases else []
         for k, phase in enumerate(step.phases):
-            made = Epilogue(self, step, phase, self.operands, self.reduces)
+            made = Epilogue(self, step, phase, self.operands, self.reduces, sums=self.node_sums)
             if self.split:
                 self.reduces += len(phase.reduces)
             lines += block("", [*made.text(), *([] if made.empty else self._credits(step.index, k))])
@@ -243,30 +251,43 @@ def _runs(segments: list[Segment], columns: int) -> list[tuple[int, int]]:
     return runs
 
 
-def _roll(blocks: list[str], notes: list[str] | None = None) -> list[str]:
+def _roll(blocks: list[str], sizes: Sequence[int], notes: list[str] | None = None) -> list[str]:
     """Runs of steps with the same text but for consecutive pointers, and for which streams they take, become loops:
     less code to fetch, and to compile. Chunks come through one ring in order, whatever stream they are of.
 
-    ``notes`` stand before the blocks that they belong to.
+    ``notes`` stand before the blocks that they belong to. A turn has as many blocks as the last of ``sizes`` that fits.
     """
-    alike = [_any_stream(block) for block in blocks]
     out: list[str] = []
     k = 0
     while k < len(blocks):
-        n = 1
-        while k + n < len(blocks) and _shifted(alike[k], alike[k + n], n):
-            n += 1
-        out += [note for note in (notes or [])[k : k + n] if note]
-        if n > 1:
-            same = all(_CHUNK.findall(block) == _CHUNK.findall(blocks[k]) for block in blocks[k : k + n])
-            count = len(set(_POINTER.findall(blocks[k])))
+        period, turns = 1, blocks[k : k + 1]
+        for size in sizes:
+            if len(found := _turns(blocks[k:], size)) > 1:
+                period, turns = size, found
+        end = k + period * len(turns)
+        out += [note for note in (notes or [])[k:end] if note]
+        if len(turns) > 1:
+            same = all(_CHUNK.findall(turn) == _CHUNK.findall(turns[0]) for turn in turns)
+            count = len(set(_POINTER.findall(turns[0])))
             step = f" + {count} * l" if count > 1 else " + l"
-            out.append(f"    #pragma unroll 1\n    for (int l = 0; l < {n}; ++l)")
-            out.append(_POINTER.sub(lambda m, step=step: plus("", int(m[1])) + step, (blocks if same else alike)[k]))
+            body = _POINTER.sub(
+                lambda m, step=step: plus("", int(m[1])) + step, turns[0] if same else _any_stream(turns[0])
+            )
+            out.append(f"    #pragma unroll 1\n    for (int l = 0; l < {len(turns)}; ++l)")
+            out += [body] if period == 1 else ["    {", body, "    }"]
         else:
             out.append(_POINTER.sub(lambda m: plus("", int(m[1])), blocks[k]))
-        k += n
+        k = end
     return out
+
+
+def _turns(blocks: list[str], period: int) -> list[str]:
+    """The first turns, of ``period`` blocks each, that are alike."""
+    turns = ["\n".join(blocks[k : k + period]) for k in range(0, len(blocks) - period + 1, period)]
+    first, n = _any_stream(turns[0]) if turns else "", 1
+    while n < len(turns) and _shifted(first, _any_stream(turns[n]), n):
+        n += 1
+    return turns[:n]
 
 
 def _any_stream(block: str) -> str:

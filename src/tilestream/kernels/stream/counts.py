@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import groupby
 from math import ceil
 
 from tilestream.ir.pipeline import DTYPE_BYTES, TILE_ROWS, Pipeline, Residency
 from tilestream.ir.tileops import OPS
-from tilestream.kernels.stream.layout import CHUNK, Layout, pages_of
+from tilestream.kernels.stream.layout import CHUNK, Layout, pages_of, turns_of
 from tilestream.kernels.stream.model import Gemm, Phase, Place, Schedule, Step, ceil_to
 
 WARPGROUP = 128  # threads
@@ -31,8 +30,10 @@ SINKS = {
     "staged": 1.5,
     "direct": 4.0,
     "maxima": 1.7,
+    "nodes": 5.5,
 }  # round, pack; store; address and test the row
 COPIED = 0.5  # of an element of a packed operand: a load of two
+OWN = 1.5  # of an element that lanes load through an index: two by one load, whose eight rows the L1 takes one by one
 # Where a warpgroup's columns do not end with the tile's, each pair is tested, and what it loads waits in a branch.
 GUARDED_BIAS, GUARDED_VECTOR, GUARDED_SUM, GUARDED_SINK = 10.0, 5.0, 2.0, 3.0
 
@@ -131,12 +132,24 @@ def code_apart(schedule: Schedule, layout: Layout) -> float:
 
 
 def _code(schedule: Schedule, layout: Layout) -> list[tuple[float, int]]:
-    """Of each run of equal blocks: instructions of its code, and the pages that going through it takes."""
+    """Of each run of equal blocks, or of equal pairs of them: instructions of its code, and the pages that going
+    through it takes."""
+    blocks = _blocks(schedule)
+    shapes = [[_shape(step, schedule) for step in block] for block in blocks]
     found: list[tuple[float, int]] = []
-    for _, run in groupby(_blocks(schedule), key=lambda block: [_shape(step, schedule) for step in block]):
-        blocks = [[_step(step, schedule, layout) for step in block] for block in run]
-        code = sum(s.code for s in blocks[0])
-        found.append((code, sum(s.pages for block in blocks for s in block)))
+    k = 0
+    while k < len(blocks):
+        period, end = 1, k + 1
+        for size in turns_of(schedule):
+            first, last = shapes[k : k + size], k + size
+            while shapes[last : last + size] == first:
+                last += size
+            if last > k + size:
+                period, end = size, last
+        run = [[_step(step, schedule, layout) for step in block] for block in blocks[k:end]]
+        code = sum(s.code for block in run[:period] for s in block)
+        found.append((code, sum(s.pages for block in run for s in block)))
+        k = end
     return found
 
 
@@ -207,9 +220,12 @@ def _depth(gemm: Gemm, place: Place, chunk: int) -> int:
 def _passes(step: Step, schedule: Schedule, elements: int, guarded: bool) -> Iterator[EpilogueCounts]:
     bias = (GUARDED_BIAS if guarded else 0.0) + BIAS if step.gemm is not None and step.gemm.bias else 0.0
     for phase in step.phases:
-        each = COPIED if step.copied else bias + _instructions(phase, schedule, guarded)
+        each = bias + _instructions(phase, schedule, guarded)
+        if step.copied or step.own_rows is not None:
+            each = COPIED if step.copied else OWN
         special = sum(OPS[n.kind].transcendental for n in phase.nodes)
         barriers = len(phase.reduces) + any(s.kind == "shared" for s in phase.sinks)
+        barriers += 2 * schedule.turns(step) * any(s.kind == "nodes" for s in phase.sinks)
         turns = schedule.turns(step) if schedule.looped(step, phase) else 1
         yield EpilogueCounts(each * elements, special * elements, barriers, turns)
         bias = 0.0

@@ -18,10 +18,12 @@ from tilestream.kernels.stream.column_loop import halves_of
 from tilestream.kernels.stream.consumer import ConsumerEmitter
 from tilestream.kernels.stream.layout import SHARED_LIMIT, Layout, lay_out
 from tilestream.kernels.stream.model import Schedule, ceil_to
+from tilestream.kernels.stream.node_sums import joins
 from tilestream.kernels.stream.places import splits_for
 from tilestream.kernels.stream.tables import (
     GATHERED,
     ODD_ROWS,
+    OWN,
     TAPPED,
     TAPPED_IN_BULK,
     StageTables,
@@ -61,8 +63,8 @@ class StageKind:
     text: str = field(compare=False)
 
 
-def argument(tables: Tables, stamped: bool) -> Struct:
-    """``Params`` of a kernel with these tables."""
+def argument(tables: Tables, stamped: bool, sums: bool = False) -> Struct:
+    """``Params`` of a kernel with these tables; ``sums``: that is launched again for nodes whose rows cross tiles."""
     count = max(len(tables.pointers), 1)
     stamps = (Field("int", "stamp_capacity"), *pointers("stamps", type="char*"))
     each = (
@@ -74,6 +76,7 @@ def argument(tables: Tables, stamped: bool) -> Struct:
         *pointers("dump", type="Dump*"),
         Field("u64", "limit_ns"),
         Field("int", "rows"),
+        *((Field("int", "phase"),) if sums else ()),
         *(stamps if stamped else ()),
     )
     return Struct("Params", each)
@@ -114,7 +117,8 @@ def emit(pipeline: Pipeline, annotate: bool = False, stamped: bool = False) -> K
         tables.stages.append(StageUse(stage.name, kinds.index(kind), stage.replicas, at))
         products |= _products(schedule, layout)
     counters = place_counters(shared) if stamped else None
-    params = argument(tables, stamped)
+    sums = joins(pipeline, tables)
+    params = argument(tables, stamped, bool(sums))
     text = rendered(
         "kernel.cu.j2",
         pipeline,
@@ -125,6 +129,8 @@ def emit(pipeline: Pipeline, annotate: bool = False, stamped: bool = False) -> K
         threads=THREADS,
         step=max(s.tiles_per_step for s in pipeline.stages) * max(s.group for s in pipeline.stages),
         group=max(s.group for s in pipeline.stages),
+        sums=sums,
+        own_rows=any(op[0] == OWN for op in tables.load_ops),
         counters=counters,
         params=params,
     )
@@ -144,6 +150,7 @@ def _traits(tables: Tables, at: StageTables, schedule: Schedule) -> tuple[tuple[
     values = {
         "BOXED": "true" if schedule.loops or boxed else "",
         "GATHERS": "true" if GATHERED in told else "",
+        "OWN_ROWS": "true" if OWN in told else "",
         "QUEUED": "true" if tables.queues and loads and min(told) >= 0 else "",
         "TAPS": " | ".join(name for index, name in ways if index in told),
         "MIXED": "true" if any(op[-1] in ODD_ROWS.values() for op in loads) else "",

@@ -15,6 +15,7 @@ from tilestream.kernels.parts.element import NEUTRAL, registers
 from tilestream.kernels.parts.text import UNROLL, block, loop, plus
 from tilestream.kernels.stream.model import Phase, Sink, Step, ceil_to, columns_of
 from tilestream.kernels.stream.names import Names
+from tilestream.kernels.stream.node_sums import NodeSums
 from tilestream.kernels.stream.values import Values
 
 COMBINE_BYTES = 512
@@ -28,6 +29,7 @@ class Epilogue(Values):
         operands: tiles that products of the stage take.
         reductions: how many over both warpgroups the stage has before this phase.
         part: the first of the fragment's blocks that it takes, and where they end; all, unless it is said.
+        sums: what the stage sums to nodes.
     """
 
     def __init__(
@@ -38,6 +40,7 @@ class Epilogue(Values):
         operands: set[str],
         reductions: int,
         part: tuple[int, int] | None = None,
+        sums: NodeSums | None = None,
     ) -> None:
         super().__init__(names, step, phase, names.s.turns(step) if part is None else 1)
         self.operands, self.reductions, self.part = operands, reductions, part
@@ -45,6 +48,8 @@ class Epilogue(Values):
         self.columns = names.s.pass_columns
         self.staged = [s for s in phase.sinks if s.kind == "staged"]
         self.shared = [s for s in phase.sinks if s.kind == "shared"]
+        self.nodes = [s for s in phase.sinks if s.kind == "nodes"]
+        self.sums = sums
         self.ahead = {t: f"{names.chunk_names(t)[0]}_x" for t in names.s.ahead(step, phase)}
 
     @property
@@ -69,6 +74,8 @@ class Epilogue(Values):
             if op.out:
                 lines.append(f"fill_rows({names.row(op.out.name)}, {NEUTRAL[op.kind]});")
         lines += self.setup
+        if self.nodes and self.sums is not None:
+            lines.append(self.sums.before())
         if self.shared:
             # Whoever still reads the buffer's last tenant must be done.
             if any(names.s.buffers[s.target] == names.layout.out_buffer for s in self.shared):
@@ -107,6 +114,8 @@ class Epilogue(Values):
             lines.append(f"max_of_rows<{names.element(sink.dtype)}>({_most(sink)});")
             where = f"(void*){self.vectors[sink.target]}"
             lines.append(f"store_maxima<{features}>({where}, {_most(sink)}, tile, {column}, p.rows);")
+        if self.nodes and self.sums is not None:
+            lines += self.sums.after(self.nodes, f"{self.columns} * c" if self.turns > 1 else "0")
         lines += [f"{guard}group_arrive(out.published());" for _ in outs]
         lines += ["in.release(); in.release();" if names.split else "in.release();"] * schedule.taken(phase)
         return lines
@@ -174,8 +183,10 @@ class Epilogue(Values):
             chunks = [next(room) for _ in range(self.schedule.parts(sink.dtype))]
             at = self.names.in_chunk(chunks, sink.dtype, self.block)
             lines.append(f"Io<{self.names.element(sink.dtype)}>::store({at}, {a}, {b});")
+        if self.nodes and self.sums is not None:
+            lines.append(self.sums.put(self.block, *self.value(self.nodes[0].tile)))
         for sink in phase.sinks:
-            if sink.kind != "staged":
+            if sink.kind not in ("staged", "nodes"):
                 mine = guard if sink.kind == "shared" and sink.column % 8 == 0 else ""
                 lines += [mine + line for line in self._sink(sink)]
         # Last: sinks may still want the value that it overwrites.

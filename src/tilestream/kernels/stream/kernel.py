@@ -10,19 +10,20 @@ from tilestream.devices import Device
 from tilestream.errors import InputError, TilestreamError, VerifyError
 from tilestream.ir.axes import ROWS
 from tilestream.ir.derive import result_axes
-from tilestream.ir.pipeline import DTYPE_BYTES, TILE_ROWS, Pipeline, Stage, Transport
+from tilestream.ir.pipeline import DTYPE_BYTES, TILE_ROWS, Pipeline, Stage, Tensor, TileOp, Transport
 from tilestream.ir.plain import by_rows, plain
 from tilestream.ir.sizes import tiles_of
 from tilestream.kernels.costs import Counts
 from tilestream.kernels.kernel import NO_ROW, Footprint, Frame, Kernel, halves
 from tilestream.kernels.parts.params import LINE_BYTES
-from tilestream.kernels.parts.source import Call, KernelSource, Space
+from tilestream.kernels.parts.source import Call, KernelSource, Part, Space
 from tilestream.kernels.shape import KernelShape, kernel_shape
 from tilestream.kernels.stream.arguments import pack
 from tilestream.kernels.stream.build import build
 from tilestream.kernels.stream.cost import cost
 from tilestream.kernels.stream.emit import THREADS, emit
 from tilestream.kernels.stream.layout import lay_out
+from tilestream.kernels.stream.node_sums import HUB, carry, sums_of
 from tilestream.kernels.stream.tables import INDEX, TABLE, PackSpec, Tables
 
 INDEX_OUTSIDE = 2  # roles.cuh: in the place of waits_for_free, where an index names no row
@@ -67,6 +68,25 @@ class RowStream(Kernel):
         words = HEADER + max(self.tables.lines, 1) if waits else 0
         told = f"{' + '.join(map(str, replicas))} = {sum(replicas)}"
         return Frame(sum(replicas), told, THREADS, together=len(replicas) > 1, words=words)
+
+    @cached_property
+    def sums(self) -> tuple[TileOp, ...]:
+        """Stores that sum rows to nodes."""
+        return tuple(op for stage in self.launch.stages for op in sums_of(stage))
+
+    @property
+    def needs_rows(self) -> bool:
+        """Nodes without rows are 0."""
+        return not self.sums
+
+    @property
+    def buffers(self) -> tuple[Tensor, ...]:
+        return tuple(carry(op, self.launch) for op in self.sums)
+
+    def parts(self, rows: int) -> list[Part]:
+        """All rows; then nodes whose rows cross tiles, which wait for all of those; then those of very many tiles."""
+        phases = range(0 if rows else 1, 2 + (rows > HUB * TILE_ROWS) if self.sums else 1)
+        return [Part(0, rows, rows, phase) for phase in phases]
 
     def grid(self, rows: int, sms: int) -> int:
         """Of several stages all that were planned; of one no more than there are steps of tiles, and a multiple of its

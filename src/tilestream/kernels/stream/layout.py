@@ -12,6 +12,8 @@ CHUNK = 8192  # 64 rows x 128 bytes
 OPERAND_SLOTS = 2  # at least, of the input ring, where a tile's operand comes chunk by chunk, each through a slot
 BESIDE_TAPS = 6  # pages of weights, at least, before the ring of pixels grows
 PARKED_BYTES = 128  # of a column of a parked tile: 64 rows of 16 bits
+SUM_VALUES = 64 * 288  # node_sums.cuh: of a warpgroup, 64 columns in fp32,
+SUMS_BYTES = SUM_VALUES + 1024  # and whose the rows are
 SHARED_LIMIT = 232448  # 227 KiB, what a Hopper CTA can have
 
 
@@ -41,6 +43,7 @@ class Layout:
     in_bars: int
     out_bars: int
     scratch: int
+    sums: int  # of rows to nodes
     total: int
     parts: tuple[tuple[str, int], ...]
 
@@ -158,7 +161,8 @@ def _lay_out(schedule: Schedule, page_rows: int, limit: int) -> Layout:
     if parking_bytes and streamed:
         need_in = max(need_in, OPERAND_SLOTS)
     resident = schedule.stage.residency is Residency.RESIDENT
-    reserve = 2048 + (16 * total_pages * page_rings if resident else 0)
+    sums = 2 * SUMS_BYTES * any(op.receivers for op in schedule.stage.ops)
+    reserve = 2048 + sums + (16 * total_pages * page_rings if resident else 0)
     left = limit - (sum(buffer_bytes) + parking_bytes) * rings - out_bytes - reserve
     pages, in_slots = _ring_slots(schedule, page_rows, left, need_in)
     each = (
@@ -173,17 +177,20 @@ def _lay_out(schedule: Schedule, page_rows: int, limit: int) -> Layout:
     in_bars = page_bars + pages * page_rings * 16
     out_bars = in_bars + in_slots * rings * 16
     scratch = ceil_to(out_bars + out_slots * 2 * 16, 128)
-    total = scratch + (1024 if both else 0)
+    sums_at = scratch + (1024 if both else 0)
+    total = sums_at + sums
     parts = (
         ("weights" if resident else "weight ring", pages * page_all),
         ("input ring", in_slots * rings * CHUNK),
         ("output staging", out_bytes),
         ("tile buffers", (sum(buffer_bytes) + parking_bytes) * rings),
-        ("barriers", total - page_bars),
+        ("sums of nodes", sums),
+        ("barriers", sums_at - page_bars),
     )
     return Layout(
         page_rings, page_rows, pages, page, page_data, in_slots, in_data, out_slots, out_data, out_buffer,
-        tuple(buffers), buffer_bytes, parking, parking_bytes, page_bars, in_bars, out_bars, scratch, total, parts,
+        tuple(buffers), buffer_bytes, parking, parking_bytes, page_bars, in_bars, out_bars, scratch, sums_at,
+        total, parts,
     )  # fmt: skip
 
 
@@ -210,9 +217,24 @@ def _ring_slots(schedule: Schedule, page_rows: int, left: int, need_in: int) -> 
         in_slots = need_in
         while in_slots < want_in and (left - (in_slots + 1) * rings * CHUNK) // page_all >= enough:
             in_slots += 1
+        if splits(schedule) and (left - need_in * rings * CHUNK) // page_all < enough:
+            in_slots = min(want_in, 2 * need_in)  # no page more helps as much as input that is there when a tile begins
         pages = max(_held(schedule, page_rows), min((left - in_slots * rings * CHUNK) // page_all, 64))
         in_slots = max(in_slots, min(want_in, (left - pages * page_all) // (rings * CHUNK)))
     return pages, in_slots
+
+
+def splits(schedule: Schedule) -> bool:
+    """Whether tiles begin by a copy of their input as several operands, as float32 by parts does (``ir.float32``): its
+    epilogues are long."""
+    copies = ([k.kind for p in step.phases for k in p.sinks] for step in schedule.steps if step.gemm is None)
+    return any(kinds.count("registers") + kinds.count("shared") > 1 for kinds in copies)
+
+
+def turns_of(schedule: Schedule) -> tuple[int, ...]:
+    """Of how many steps turns of loops over equal ones may be. Pairs of layers are loops where their code would not fit
+    the instruction cache; others spill (256 - 256 - 256, ptxas of CUDA 13.0)."""
+    return (2, 1) if splits(schedule) else (1,)
 
 
 def _dead_buffer(schedule: Schedule) -> int:

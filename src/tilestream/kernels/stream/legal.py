@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 
 from tilestream.errors import VerifyError
 from tilestream.ir.columns import LoopedLayer
-from tilestream.ir.pipeline import Pipeline, Residency, Stage, Tile
+from tilestream.ir.pipeline import Pipeline, Residency, Stage, Tile, TileOp
 from tilestream.kernels.stream.model import columns_of
 
 
@@ -89,4 +89,15 @@ def check_blocks(s: Stage, pipeline: Pipeline, dtype: str, blocks: Collection[st
     if pushed:
         raise VerifyError(
             f"stage {s.name!r} hands {pushed[0]!r} on, which it makes by blocks", "store it, or make it whole"
+        )
+
+
+def check_own(op: TileOp, stage: Stage, dtype: str, operands: str) -> None:
+    """Raise ``VerifyError`` unless lanes can load the rows of ``op``, of ``dtype``, as operands of products."""
+    if not op.index or stage.placement.dim != 0 or dtype != operands or dtype == "f32":
+        raise VerifyError(
+            f"load at {op.source or stage.name} lets lanes load rows of {dtype}"
+            + ("" if op.index else " that come in order")
+            + f", under Shard({stage.placement.dim}), with products of {operands}",
+            "use it for rows through an index, Shard(0) and 16 bits like those of products",
         )

@@ -109,7 +109,7 @@ class Sink:
     """Where a step puts a value: a later step (registers, shared), or away (tensor or queue)."""
 
     tile: str
-    kind: str  # registers | shared | parked | staged | direct | maxima
+    kind: str  # registers | shared | parked | staged | direct | maxima | nodes
     target: str = ""  # buffer, output tensor, or "" for the tile's queue
     column: int = 0  # first column in the target
     dtype: str = ""  # of an output or a queue
@@ -152,6 +152,12 @@ class Step:
         """Tiles that the step does nothing with but to make a packed operand of them: a stream, or blocks in order."""
         nodes = [n for p in self.phases for n in p.nodes] if self.gemm is None else []
         return nodes[0].ins if nodes and nodes[0].kind == "copy" else ()
+
+    @property
+    def own_rows(self) -> TileOp | None:
+        """The load through an index that the step is, whose rows the lanes load that compute with them."""
+        nodes = [n for p in self.phases for n in p.nodes] if self.gemm is None else []
+        return nodes[0] if nodes and nodes[0].kind == "load" else None
 
     def held_before(self, phase: Phase) -> str:
         """The fragment's value as a phase begins."""

@@ -63,9 +63,9 @@ def assign_places(b: Walk, in_place: Collection[tuple[str, str]] = ()) -> Places
         crowded = [t for t in crowded if t not in b.packed]
         if not crowded:
             raise VerifyError(
-                f"stage {b.stage.name!r} needs {registers} > {REGISTER_LIMIT} registers a thread for a block of a tile"
-                " and the operand that all its blocks read",
-                "use smaller blocks",
+                f"stage {b.stage.name!r} needs {registers} > {REGISTER_LIMIT} registers a thread for a fragment and"
+                " operands that can be in registers alone",
+                "use smaller blocks, or let a loader bring the rows of indices",
             )
         in_registers.discard(max(crowded, key=lambda t: (lives[t].last - lives[t].born, b.features[t], t)))
     _check_chunks(b, lives, in_registers)
@@ -159,7 +159,7 @@ def _pressure(b: Walk, lives: dict[str, _Life], chosen: set[str]) -> tuple[int, 
     sums = {loop.sums for loop in b.loops}
     for k, draft in enumerate(b.drafts):
         columns = share(draft.features, b.stage.placement.dim)
-        fragment = 0 if any(n.kind == "copy" for n in draft.nodes) else ceil_to(columns, 8) // 2
+        fragment = 0 if any(n.kind in ("copy", "load") for n in draft.nodes) else ceil_to(columns, 8) // 2
         live = [t for t in chosen if lives[t].born < k <= lives[t].last]
         rows = row_registers
         loop = next((loop for loop in b.loops if loop.first <= k <= loop.last), None)

@@ -39,7 +39,7 @@ class StageCost:
             before; ``issue``, those of both if nothing ever waited; ``inputs``, waits as the input ring is too short
             for them to be on their way in time; ``weights`` that are streamed, through the SM's port; ``code`` that
             the instruction cache does not hold; ``queue``, the exposed part of the hand-over of the step's input.
-        first_s: what the first tile waits for its inputs beyond that.
+        first_s: what the first tile waits for its inputs beyond that, and a second launch takes.
         scattered: bytes of the L2 a step beyond those of the values, for stores of parts of sectors.
     """
 
@@ -88,7 +88,8 @@ def stage_cost(stage: Stage, pipeline: Pipeline, device: Device, loading: int | 
     takes = takes_of(schedule, pipeline, before, passes, device, loading)
     inputs_s, first_s = waits(takes, layout.in_slots, device)
     pages_s = sum(sm.page_wait_s(s, layout, stage.in_flight) for s in steps) if streamed else 0.0
-    waited = (Amount("inputs", inputs_s), Amount("pages", pages_s), Amount("turns", sum(turns)))
+    rows_s = device.again_s * any(s.own_rows is not None for s in schedule.steps)  # one behind another, side by side
+    waited = (Amount("inputs", inputs_s + rows_s), Amount("pages", pages_s), Amount("turns", sum(turns)))
     parts = (
         products,
         Amount("epilogues", sum(sum(each) for each in passes)),
@@ -104,7 +105,7 @@ def stage_cost(stage: Stage, pipeline: Pipeline, device: Device, loading: int | 
             Counts("compute", (together, Amount("joining", joining_s(schedule, device)))),
             sm.fetched(1.0 if split else code_apart(schedule, layout)),
         ),
-        first_s,
+        first_s + joining_nodes_s(stage, device),
         scattered_bytes(schedule, pipeline),
     )
 
@@ -139,6 +140,13 @@ def taken_s(stage: Stage, pipeline: Pipeline, device: Device) -> list[float]:
         for q in pipeline.queues
         if stage.name in q.consumers and q.transport is Transport.L2
     ]
+
+
+def joining_nodes_s(stage: Stage, device: Device) -> float:
+    """Seconds of the launch for nodes whose rows cross tiles: it reads where they start, then what tiles left."""
+    if not any(op.receivers for op in stage.ops):
+        return 0.0
+    return device.launch_s + device.ramp_s + 2 * device.load_s
 
 
 def joining_s(schedule: Schedule, device: Device) -> float:

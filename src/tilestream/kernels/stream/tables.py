@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from tilestream.ir.pipeline import DTYPE_BYTES, INDEX_BYTES, TILE_ROWS, Pipeline, Transport
+from tilestream.ir.pipeline import DTYPE_BYTES, INDEX_BYTES, TILE_ROWS, Pipeline, TileOp, Transport
 from tilestream.ir.taps import Tap
 from tilestream.kernels.parts.taps import corners, lowest
 from tilestream.kernels.stream.layout import Layout, boxes_of
@@ -15,6 +15,7 @@ from tilestream.kernels.stream.model import Schedule, Sink, Stream, ceil_to, col
 TABLE, INDEX = "table", "index of "
 """Kinds of pointers: of a table, with the bytes of its rows; of an index into the named one, with how many it has."""
 GATHERED = -2  # a load's tensor map, where rows are taken through an index
+OWN = -5  # where consumers take them: the loader looks at the index alone
 TAPPED, TAPPED_IN_BULK = -3, -4  # where they are pixels at a tap, copied by lanes or in bulk
 CONSTANT_BYTES = 60_000
 """Of a kernel's tables; constant memory has 65,536, of which the compiler and small tables take some."""
@@ -192,6 +193,8 @@ def add_stage(tables: Tables, schedule: Schedule, layout: Layout, pipeline: Pipe
     """Append a stage's pages, loads and stores in the order in which its consumers take them."""
     at = StageTables(len(tables.page_ops), 0, len(tables.load_ops), 0, len(tables.store_bounds))
     left = Counter(schedule.chunks())
+    own = (own_entry(tables, step.own_rows, pipeline) for step in schedule.steps if step.own_rows is not None)
+    tables.load_ops += dict.fromkeys(own)
     for step in schedule.steps:
         if step.gemm is not None:
             loop = schedule.loop_of(step) or schedule.summed(step)
@@ -293,6 +296,13 @@ def _load(
         form = form if stream.dtype == schedule.dtype else ODD_ROWS[stream.dtype]
         op = (-1, start, -1, pointer, tensor.features, valid, padded, again, form)
     tables.load_ops.append(op)
+
+
+def own_entry(tables: Tables, op: TileOp, pipeline: Pipeline) -> tuple[int, ...]:
+    """Of a load whose rows consumers take themselves: table, index, bytes of an entry of it."""
+    table, index = op.params
+    names = tables.pointer(f"{INDEX}{table}", index)
+    return (OWN, 0, names, tables.pointer(TABLE, table), INDEX_BYTES[pipeline.tensor(index).dtype], 0, 0, 0, 0)
 
 
 def _window(tables: Tables, schedule: Schedule, stream: Stream, tap: Tap, shape: tuple[int, ...], dtype: str) -> int:

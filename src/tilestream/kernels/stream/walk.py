@@ -7,12 +7,13 @@ from functools import cached_property
 
 from tilestream.errors import VerifyError
 from tilestream.ir.columns import LoopedLayer, first_column, looped_layers
+from tilestream.ir.float32 import by_parts
 from tilestream.ir.macros import expand
 from tilestream.ir.pipeline import DTYPE_BYTES, Pipeline, Stage, Tile, TileOp
 from tilestream.ir.taps import Tap
 from tilestream.kernels.parts.taps import check_tap
 from tilestream.kernels.stream.blocks import START, by_blocks
-from tilestream.kernels.stream.legal import check_blocks, check_group, check_layers, operand_dtype
+from tilestream.kernels.stream.legal import check_blocks, check_group, check_layers, check_own, operand_dtype
 from tilestream.kernels.stream.model import ACC_LIMIT, ColumnLoop, Sink, Stream, columns_of
 
 MOST_PACKED = 512
@@ -48,6 +49,8 @@ class Walk:
         maxima: maxima over rows, which can only be stored.
         shared: tiles that must be in shared memory, since views or copies read them there.
         copies: of a tile, by its name and the dtype of the copy, or ``packed`` for registers that products read.
+        joined: the last step that further functions of streams may join.
+        own: tiles whose rows lanes load themselves, as registers that products read.
 
     Raises:
         VerifyError: no kernel runs the stage as it is placed, with the user's line where one is to blame.
@@ -58,7 +61,7 @@ class Walk:
         every = pipeline.tiles()
         self.tiles: dict[str, Tile] = dict(every)
         self.features = {n: t.features for n, t in every.items()}
-        blocked = by_blocks(expand(stage.ops, self.features), stage.loops, every)
+        blocked = by_blocks(expand(stage.ops, self.features, by_parts(pipeline)), stage.loops, every)
         self.ops, self.blocks, self.block_names = blocked.ops, blocked.blocks, blocked.names
         for op in self.ops:
             if op.out is not None:
@@ -81,6 +84,8 @@ class Walk:
         self.maxima: dict[str, TileOp] = {}
         self.shared: set[str] = set()
         self.copies: dict[tuple[str, str], str] = {}
+        self.joined = -2
+        self.own: set[str] = set()
 
     # -- what tiles are
 
@@ -115,7 +120,7 @@ class Walk:
         """First step whose epilogue may read the tile; -1 for what needs no step."""
         if name in self.views:
             return self.usable_from(self.views[name][0]) + (0 if self.views[name][0] in self.cats else 1)
-        if name in self.cats:
+        if name in self.cats or name in self.own:
             return self.step_of[name] + 1
         return self.step_of.get(name, -1)
 
@@ -137,14 +142,24 @@ class Walk:
 
     # -- making values available
 
-    def as_tile(self, name: str, op: TileOp, dtype: str = "") -> str:
-        """A row value, a stream that must be copied, or a function of streams alone, as a step's result."""
+    def as_tile(self, name: str, op: TileOp, dtype: str = "", joins: bool = False) -> str:
+        """A row value, a stream that must be copied, or a function of streams alone, as a step's result.
+
+        Args:
+            joins: functions of streams are copied by one step as far as they can be, which reads the streams once.
+        """
         own = self.tiles[name].dtype
         key = (name, dtype or own)
         if key not in self.copies:
             copy = self._copy(key, "tile" if key[1] == own else dtype, key[1])
-            step = self.new_step(copy.features, op)
+            joins = joins and name in self.floating
+            last = len(self.drafts) - 1
+            if joins and self.joined == last and self.drafts[last].features == copy.features:
+                step = last
+            else:
+                step = self.new_step(copy.features, op)
             self.drafts[step].nodes.append(TileOp("add", copy, (name,), (), (("scalar", 0.0),), op.source))
+            self.joined = step if joins else self.joined
             self.step_of[copy.name] = step
         return self.copies[key]
 
@@ -156,7 +171,7 @@ class Walk:
 
     def _made(self, name: str, op: TileOp) -> str:
         """The tile as some step has it whole: its copy, where none makes it as it stands."""
-        others = (self.streams, self.rows, self.views, self.cats, self.floating)
+        others = (self.streams, self.rows, self.views, self.cats, self.floating, self.own)
         return self.as_tile(name, op) if any(name in group for group in others) else name
 
     def made_by(self, part: str) -> int:
@@ -178,8 +193,8 @@ class Walk:
 
     @property
     def packed(self) -> frozenset[str]:
-        """Operands that every block of a product reads."""
-        return frozenset(name for (_, how), name in self.copies.items() if how == "packed")
+        """Operands that can be in registers alone: what every block of a product reads, rows that lanes load."""
+        return frozenset(name for (_, how), name in self.copies.items() if how == "packed") | self.own
 
     @cached_property
     def loops(self) -> tuple[ColumnLoop, ...]:
@@ -223,6 +238,13 @@ class Walk:
         dtype, tap = self.pipeline.tensor(op.params[0]).dtype, Tap.of(op)
         if tap is not None:
             check_tap(op, tap, self.pipeline)
+        if op.attr("own"):
+            check_own(op, self.stage, dtype, self.dtype)
+            self.own.add(op.out.name)
+            self.step_of[op.out.name] = len(self.drafts)
+            self.drafts.append(Draft(op.out.features, nodes=[op]))
+            self.drafts[-1].sinks.append(Sink(op.out.name, "registers", op.out.name))
+            return
         self.streams[op.out.name] = Stream(
             op.out.name, op.out.features, dtype, tensor=op.params[0], index=op.index, tap=tap
         )
@@ -235,6 +257,8 @@ class Walk:
         """A slice of a stream is a stream of fewer columns; one of a tile is a view of it in shared memory."""
         assert op.out is not None
         name, start, base = op.out.name, int(op.attr("start", 0) or 0), op.ins[0]
+        if base in self.own:
+            base = self.as_tile(base, op)
         if (
             base in self.streams
             and (self.streams[base].start + start) * DTYPE_BYTES[self.streams[base].dtype] % 16
@@ -276,7 +300,7 @@ class Walk:
             elif layer is not None and part in self.streams:
                 part = self.as_tile(part, op, self.dtype)
             elif part in self.rows or part in self.floating or self.stored(part) != self.dtype:
-                part = self.as_tile(part, op, self.dtype)
+                part = self.as_tile(part, op, self.dtype, joins=True)
             elif part in self.views:
                 base, start = self.views[part]
                 columns = columns_of(self.dtype)
@@ -369,6 +393,9 @@ class Walk:
             column = first_column(op)
             for part in parts:
                 source = self._made(part, op)
+                if op.receivers:
+                    self._to_nodes(source, parts, op)
+                    continue
                 whole = tile in self.blocks and all(self.features[p] % 64 == 0 for p in parts[:-1])
                 kind = "staged" if self._can_stage(target, 1 if whole else len(parts)) else "direct"
                 dtype = self.pipeline.tensor(target).dtype if target else self.tiles[tile].dtype
@@ -391,6 +418,15 @@ class Walk:
                 )
             self.drafts[self.step_of[part]].sinks.append(Sink(part, "maxima", target, column, op.out.dtype))
             column += self.features[part]
+
+    def _to_nodes(self, source: str, parts: list[str], op: TileOp) -> None:
+        """Rows are summed to nodes by the epilogue that makes them."""
+        if len(parts) > 1:
+            raise VerifyError(
+                f"{op.kind} at {op.source or op.params[0]} sums a concatenation to nodes", "sum each part"
+            )
+        out = self.pipeline.tensor(op.params[0])
+        self.drafts[self.step_of[source]].sinks.append(Sink(source, "nodes", out.name, 0, out.dtype))
 
     def _can_stage(self, target: str, parts: int) -> bool:
         """Bulk stores need rows of a multiple of 16 bytes."""

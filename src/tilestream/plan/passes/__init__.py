@@ -7,6 +7,7 @@ from tilestream.plan.passes.choose_residency import choose_residency
 from tilestream.plan.passes.chunk_hidden import chunk_hidden
 from tilestream.plan.passes.cut_vertical import cut_vertical
 from tilestream.plan.passes.hold_columns import hold_columns
+from tilestream.plan.passes.load_directly import load_directly
 from tilestream.plan.passes.merge_common_ops import merge_common_ops
 from tilestream.plan.passes.order_memory_ops import order_memory_ops
 from tilestream.plan.passes.relu_in_product import relu_in_product
@@ -27,6 +28,7 @@ __all__ = [
     "chunk_hidden",
     "cut_vertical",
     "hold_columns",
+    "load_directly",
     "merge_common_ops",
     "order_memory_ops",
     "relu_in_product",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,7 +27,7 @@ class Moves:
     def run(self, move: Move, have: Mapping[str, Held], dtype: torch.dtype) -> Held:
         operands = [have[name] for name in move.operands]
         if all(isinstance(x, torch.Tensor) for x in operands):
-            made = _dense(move, [x for x in operands if isinstance(x, torch.Tensor)])
+            made = dense(move, [x for x in operands if isinstance(x, torch.Tensor)])
             if made is not None:
                 return made.contiguous()
         if move.kind == "adjacency":
@@ -79,20 +80,25 @@ def _coordinates(move: Move, first: Pattern, second: Pattern, shape: tuple[int, 
     return np.stack([ends[0][edge], ends[1][edge], *numbers], axis=1)
 
 
-def _dense(move: Move, operands: list[torch.Tensor]) -> torch.Tensor | None:
-    """The result where PyTorch has it as one operator on dense memory."""
+def dense(move: Move, operands: Sequence[Any]) -> Any:
+    """The result where PyTorch has it as one operator on dense tensors (or on proxies of them); None elsewhere."""
     first = operands[0]
     if move.kind == "reshape":
         return first.reshape(move.shape)
     if move.kind == "permute":
         return first.permute(move.args)
     if move.kind == "cat":
-        return torch.cat(operands, dim=move.args[0])
+        return torch.cat(list(operands), dim=move.args[0])
     if move.kind == "slice":
         dim, start, step = move.args
-        return first.narrow(dim, start, first.shape[dim] - start)[
-            tuple(slice(0, step * move.shape[dim], step) if d == dim else slice(None) for d in range(first.ndim))
+        return first[
+            tuple(
+                slice(start, start + step * size, step) if d == dim else slice(None)
+                for d, size in enumerate(move.shape)
+            )
         ]
-    if move.kind == "index_select":
+    if move.kind in ("tril", "triu"):
+        return getattr(torch, move.kind)(first, move.args[0])
+    if move.kind == "index_select" and isinstance(first, torch.Tensor):
         return first.index_select(move.args[0], torch.tensor(move.args[1:], dtype=torch.int64))
     return None
