@@ -42,8 +42,11 @@ def test_every_rewrite_is_in_the_table() -> None:
 def test_the_order_of_each_place() -> None:
     order = {when: [each.name for each in REWRITES if when in each.when] for when in When}
     assert order == {
-        When.SUMS: ["take_rows", "sort_sums"],
-        When.JOINT: ["take_rows", "split_joined", "multiply_late", "sort_sums", "open_norms", "put_off_expands"],
+        When.SUMS: ["take_rows", "open_bags", "open_segments", "open_jagged", "count_small_keys", "sort_sums"],
+        When.JOINT: [
+            *("take_rows", "split_joined", "multiply_late", "open_bags", "open_segments", "count_small_keys"),
+            *("sort_sums", "open_norms", "put_off_expands"),
+        ],
         When.BACKWARD: ["narrow_products", "copy_sums_operands"],
         When.NORMAL_FORM: [
             *("remove_dead", "unlift_constants", "split_to_slices", "split_maxima"),

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from given_bounds import lookup
 from ragged_programs import Case, Graph, aggregators, attention, dot_products, error, gather_sum, uniform, weighted
 from torch import Tensor as T
 
@@ -18,7 +19,7 @@ from tilestream.cuda.launch import addressable, readable
 from tilestream.errors import InputError
 from tilestream.graph.rewrites import operators
 from tilestream.ir.dtypes import TORCH_DTYPES
-from tilestream.ir.pipeline import Pipeline
+from tilestream.ir.pipeline import Pipeline, Role
 from tilestream.kernels.segments.kernel import SegmentsKernel
 from tilestream.run import device_ops
 
@@ -124,9 +125,11 @@ class OnHost:
     def __init__(self, pipeline: Pipeline) -> None:
         self.pipeline = pipeline
 
-    def bind(self, tensors: Mapping[str, T], rows: int, written: Sequence[str]) -> Callable[[Sequence[T]], None]:
-        def enqueue(results: Sequence[T]) -> None:
-            results[0].copy_(run_on_host(self.pipeline, tensors)["y"])
+    def bind(self, tensors: Mapping[str, T], rows: int, moving: Sequence[str]) -> Callable[[Sequence[T]], None]:
+        def enqueue(given: Sequence[T]) -> None:
+            found = {**tensors, **dict(zip(moving, given, strict=True))}
+            result = found.pop("y")
+            result.copy_(run_on_host(self.pipeline, found)["y"])
 
         return enqueue
 
@@ -153,16 +156,58 @@ def test_the_operator(
     assert error(got, wanted.double()) < max(2 * torch.finfo(rows.dtype).eps, 2e-6)
 
 
+@pytest.mark.parametrize(("how", "base", "shape", "dtype"), [("sum", False, (40,), "bf16"), ("max", True, (3,), "f32")])
+def test_bounds_that_are_given(
+    how: str, base: bool, shape: tuple[int, ...], dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows side by side, and rows by an order: neither has a list of busy nodes."""
+    monkeypatch.setattr(device_ops, "executable", lambda pipeline, *_: OnHost(pipeline))
+    monkeypatch.setattr(sorted_keys, "explained", lambda _: nullcontext())
+    torch.manual_seed(0)
+    graph = uniform(20, 200, busy=100)
+    rows = torch.randn(graph.edges, *shape).to(TORCH_DTYPES[dtype])
+    before = torch.randn(graph.nodes, *shape).to(TORCH_DTYPES[dtype]) if base else None
+    for order in (None, graph.order):
+        given = (before, rows, order, graph.starts, None, how)
+        got, wanted = device_ops.segment_reduce(*given), operators.segment_reduce(*given)
+        assert error(got, wanted.double()) < max(2 * torch.finfo(rows.dtype).eps, 2e-6)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f32"])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_bags(dtype: str, weighted: bool) -> None:
+    torch.manual_seed(0)
+    table = torch.randn(50, 24).to(TORCH_DTYPES[dtype])
+    starts, indices = torch.tensor([0, 4, 4, 90, 100]), torch.randint(50, (100,))
+    shares = torch.randn(100).to(TORCH_DTYPES[dtype]) if weighted else None
+    program, given = lookup(table, indices, starts, shares)
+    exact = torch.nn.functional.embedding_bag(
+        indices, table.double(), starts, mode="sum", include_last_offset=True,
+        per_sample_weights=None if shares is None else shares.double(),
+    )  # fmt: skip
+    (result,) = program.by_role(Role.OUTPUT)
+    assert error(run_on_host(program, given)[result.name], exact) < max(2 * torch.finfo(table.dtype).eps, 2e-6)
+    for bad in (-1, 50, 2**32):
+        wrong = indices.clone()
+        wrong[17] = bad
+        with pytest.raises(InputError, match=f"is {bad} at edge 17"):
+            run_on_host(program, given | {"src": wrong})
+    wrong = given["starts"].clone()
+    wrong[2] = 95
+    with pytest.raises(InputError, match="those of position 2 are 95 to 90"):
+        run_on_host(program, given | {"starts": wrong})
+
+
 def test_rows_that_do_not_exist() -> None:
     torch.manual_seed(0)
     graph, case = uniform(20, 100), gather_sum(8, "bf16")
     given = case.given(graph)
-    given["src"][37] = 20
-    with pytest.raises(InputError, match="index 'src' of pipeline 'ragged' is 20 at edge 37, and the rows .* are 20"):
-        run_on_host(case.pipeline(), given)
-    given["src"][37] = -20  # counted from the end
-    check_values = run_on_host(case.pipeline(), given)["y"]
-    assert torch.equal(check_values, run_on_host(case.pipeline(), given | {"src": given["src"] % 20})["y"])
+    for bad in (20, -1):
+        given["src"][37] = bad
+        found = f"index 'src' of pipeline 'ragged' is {bad} at edge 37, and the rows .* are 20"
+        with pytest.raises(InputError, match=found):
+            run_on_host(case.pipeline(), given)
+    given["src"][37] = 0
     given["starts"][20] = 1000  # the last: of two positions beside it, either may be found first
     with pytest.raises(InputError, match="bounds 'starts' of pipeline 'ragged': those of position 19 are .* to 1000"):
         run_on_host(case.pipeline(), given)

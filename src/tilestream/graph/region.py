@@ -51,9 +51,10 @@ class EdgeArguments:
     """Which arguments of a ragged region lists of edges are.
 
     Attributes:
-        order, starts, busy: of ``tilestream::segments``.
+        order, starts, busy: of ``tilestream::segments``; ``order`` and ``busy`` are -1 where edges lie side by side.
         receivers: what was sorted; -1 where the region does not read it.
-        sources: other indices of edges, each as it is and in sorted order, with how many rows it names.
+        sources: other indices of edges, each as it is and in sorted order (the same where nothing is sorted), with how
+            many rows it names.
     """
 
     order: int

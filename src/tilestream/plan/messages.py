@@ -125,8 +125,9 @@ def _rows(s: Sum) -> int:
 def kernels_of(node: fx.Node, touched: Moved) -> tuple[Kernel, ...]:
     """The kernel of one of ``TARGETS``."""
     if node.target is SEGMENT_REDUCE:
-        order, nodes = (x.meta["val"].shape for x in (node.all_input_nodes[-3], node))
-        work = Own("segment_sum", float(hint(order[0])), float(prod(map(hint, nodes[1:]))))
+        by: Any = node.args[2] or node.args[1]
+        edges, nodes = (x.meta["val"].shape for x in (by, node))
+        work = Own("segment_sum", float(hint(edges[0])), float(prod(map(hint, nodes[1:]))))
     else:
         edges = float(hint(node.all_input_nodes[0].meta["val"].shape[0]))
         work = Own("sort", edges, 1.0) if node.target is SEGMENTS else Stream(max(1.0, edges))

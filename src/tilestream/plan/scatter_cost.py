@@ -8,7 +8,7 @@ from math import ceil, prod
 from tilestream.graph.nodes import aten
 from tilestream.graph.sizes import hint
 from tilestream.graph.sums import Part, Sum
-from tilestream.kernels.segments.layout import LONG, PIECE_EDGES
+from tilestream.kernels.segments.layout import LONG, MOST_PIECES, PIECE_EDGES
 
 ATOMIC_US = 7.6e-6
 """An element that ``index_add`` takes, of 16 bits or fp32: torch's kernel, which Inductor leaves as it is. What
@@ -37,8 +37,6 @@ those of atomics, to ``benchmarks/results``."""
 CTA_BYTES, ROUND_ROWS, ROUND_US = 2048, 4, 1.2
 """A CTA of the sums has rows of so many bytes side by side, and reads four behind each other before it waits for
 memory, about so long. Estimated; not measured alone."""
-MOST_PIECES = 1024
-"""A node of more than ``LONG`` edges is summed by whole CTAs, one for so many of its edges (``segments.cuh``)."""
 
 
 def atomics_us(s: Sum) -> float:

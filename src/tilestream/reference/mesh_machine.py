@@ -36,7 +36,14 @@ from tilestream.reference.einsum import COMBINE, Weighed, evaluate, softmax, tog
 from tilestream.reference.memory import Memory
 from tilestream.reference.ops import Arithmetic
 from tilestream.reference.ring import Ring, Wait, take_turns
-from tilestream.reference.segments import Positions, Segments, check_orders, none_at_all, pieces
+from tilestream.reference.segments import (
+    Positions,
+    Segments,
+    check_indices,
+    check_orders,
+    none_at_all,
+    pieces,
+)
 from tilestream.reference.workers import Coordinates, Steps, Workers, coordinate, read
 
 
@@ -96,6 +103,7 @@ class _Machine(Memory):
         super().__init__(p, tensors, arithmetic)
         self.moved = moved
         check_orders(p, tensors)
+        check_indices(p, tensors)
         self.rings = [_Ring(q, p.stage(q.producer), self.size) for q in p.queues]
         self.stages = {s.name: _Running(s, self.size, self.segments, self.rings) for s in p.stages}
         self.done: set[str] = set()

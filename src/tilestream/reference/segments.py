@@ -116,6 +116,25 @@ def check_orders(p: Pipeline, tensors: Mapping[str, Array]) -> None:
                 )
 
 
+def check_indices(p: Pipeline, tensors: Mapping[str, Array]) -> None:
+    """What names rows of tensors names some that there are.
+
+    Raises:
+        InputError: one does not; says which and where.
+    """
+    reads = (v for s in p.stages for op in s.ops for v in op.views if v.of in tensors and op.out is not None)
+    for view in reads:
+        for size, at in zip(tensors[view.of].shape, view.at or (), strict=True):
+            if not at.index or at.offset or at.strides:
+                continue
+            bad = ((tensors[at.index] < 0) | (tensors[at.index] >= size)).nonzero()
+            if len(bad):
+                found = f"{int(tensors[at.index][int(bad[0])])} at {int(bad[0])}"
+                raise InputError(
+                    f"index {at.index!r} of {view.of!r} is {found}, of {size} rows", "give rows that exist"
+                )
+
+
 def pieces(op: TileOp, at: Positions, segments: Mapping[str, Segments]) -> Iterator[Positions]:
     """``at`` in parts in which no two positions of ragged axes belong to different ones around them.
 

@@ -61,12 +61,12 @@ def sorted_index(index: Tensor, order: Tensor, rows: int, wraps: bool = True) ->
 
 
 def segment_reduce(
-    base: Tensor | None, rows: Tensor, order: Tensor, starts: Tensor, busy: Tensor, how: str = "sum"
+    base: Tensor | None, rows: Tensor, order: Tensor | None, starts: Tensor, busy: Tensor | None, how: str = "sum"
 ) -> Tensor:
     """The rows of each segment reduced, by a kernel of the family segments.
 
     Raises:
-        InputError: ``order`` names no row; as for ``segments``.
+        InputError: ``order`` names no row, or ``starts`` are no bounds; as for ``segments``.
     """
     from tilestream.cuda import sorted_keys
 
@@ -75,14 +75,16 @@ def segment_reduce(
     shape, features = (len(starts) - 1, *rows.shape[1:]), prod(rows.shape[1:])
     tensors = {"rows": rows, "base": base}
     flat = {name: t.reshape(t.shape[0], features) for name, t in tensors.items() if t is not None}
-    fixed = {"order": order.int(), "starts": starts, "starts.busy": busy}
+    lists = {"order": order if order is None else order.int(), "starts": starts, "starts.busy": busy}
+    fixed = {name: t for name, t in lists.items() if t is not None}
     total = rows.new_empty(shape[0], features)
     with sorted_keys.explained(rows.device), torch.cuda.device_of(rows):
         for first in range(0, features if shape[0] else 0, MOST_FEATURES):
             columns = slice(first, first + MOST_FEATURES)
             part = total[:, columns] if features <= MOST_FEATURES else rows.new_empty(total[:, columns].shape)
             given = {name: ready(t[:, columns]) for name, t in flat.items()} | fixed | {"y": part}
-            pipeline = reduction(how, part.shape[1], DTYPES[rows.dtype], base is not None)
+            options = [x is not None for x in (base, order, busy)]
+            pipeline = reduction(how, part.shape[1], DTYPES[rows.dtype], *options)
             lie = tuple((t.shape, t.stride()) for t in given.values())
             _bound(pipeline, rows.device, shape[0], tuple(given), lie)(tuple(given.values()))
             if part.shape[1] < features:
@@ -100,11 +102,12 @@ def begin(graph: fx.Graph) -> None:
     """Begin to compile the kernels of a graph's sums, which otherwise begin when the graph is first called."""
     pipelines = []
     for node in graph.find_nodes(op="call_function", target=SEGMENT_REDUCE):
-        base, given, *_, how = node.args if len(node.args) == 6 else (*node.args, "sum")
+        base, given, order, _, busy, how = node.args if len(node.args) == 6 else (*node.args, "sum")
         rows = given.meta["val"]
         features = prod(rows.shape[1:])
         if rows.is_cuda and rows.dtype in DTYPES and isinstance(features, int) and 0 < features <= MOST_FEATURES:
-            pipelines.append(reduction(how, features, DTYPES[rows.dtype], base is not None))
+            options = [x is not None for x in (base, order, busy)]
+            pipelines.append(reduction(how, features, DTYPES[rows.dtype], *options))
     if pipelines:
         from tilestream.cuda import sorted_keys
 

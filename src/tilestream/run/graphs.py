@@ -142,7 +142,8 @@ class Compilation:
                 raise
             announce_failure("the graph goes to Inductor", failure)
             return False
-        self.rewritten = self.rewritten or any(n.target is SEGMENTS or COUNTED in n.meta for n in graph.graph.nodes)
+        ours = (SEGMENTS, SEGMENT_REDUCE)
+        self.rewritten = self.rewritten or any(n.target in ours or COUNTED in n.meta for n in graph.graph.nodes)
         return bool(self.plans or self.interactions or self.rewritten or self.masked)
 
     def stream_joint(self, graph: fx.GraphModule) -> None:

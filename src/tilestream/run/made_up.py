@@ -8,6 +8,8 @@ from typing import Any
 import torch
 
 from tilestream.graph.region import EdgeArguments, Region
+from tilestream.graph.rewrites.busy import busy_list
+from tilestream.graph.rewrites.operators import LONG
 from tilestream.graph.sizes import hint
 from tilestream.plan.chooser import NotTimedNow
 
@@ -54,7 +56,7 @@ def random_arguments(region: Region, seed: int = 0) -> list[Any]:
         scale = 1 / math.sqrt(region_width(region, index)) if index in weights else 1.0
         values.append(random_tensor(fake, generator, scale))
     if region.edges is not None:
-        _make_edges(region.edges, values, generator)
+        _make_edges(region, values, generator)
         return values
     heights = {p.tensor: values[p.index].shape[0] for p in region.parameters if p.tensor in tables}
     for operand in region.inputs:  # rows from all over the table: the same again and again would stay near
@@ -64,8 +66,12 @@ def random_arguments(region: Region, seed: int = 0) -> list[Any]:
     return values
 
 
-def _make_edges(given: EdgeArguments, values: list[Any], generator: torch.Generator) -> None:
+def _make_edges(region: Region, values: list[Any], generator: torch.Generator) -> None:
     """Write random lists of edges into values, and what was made of them."""
+    given = region.edges
+    assert given is not None
+    if given.order < 0:
+        return _make_bounds(given, _edges(region, values), values, generator)
     nodes, order = len(values[given.starts]) - 1, values[given.order]
     index = torch.zeros_like(order) if given.receivers < 0 else values[given.receivers]
     if not len(order) or not nodes:
@@ -74,11 +80,34 @@ def _make_edges(given: EdgeArguments, values: list[Any], generator: torch.Genera
     index.random_(0, nodes, generator=generator)
     made = torch.ops.tilestream.segments(index, nodes)
     for at, tensor in zip((given.order, given.starts, given.busy), made, strict=True):
-        values[at] = tensor
+        if at >= 0:
+            values[at] = tensor
     for raw, ordered, rows in given.sources:
         if raw != given.receivers:
             values[raw].random_(0, max(1, rows), generator=generator)
         values[ordered] = torch.ops.tilestream.sorted_index(values[raw], values[given.order], rows)
+
+
+def _edges(region: Region, values: list[Any]) -> int:
+    """Of what the program reads of each edge."""
+    of_edges = (o for o in region.inputs if region.program.tensor(o.tensor).axes[0].name in region.program.ragged)
+    return max(len(values[o.index]) for o in of_edges)
+
+
+def _make_bounds(given: EdgeArguments, edges: int, values: list[Any], generator: torch.Generator) -> None:
+    """The same for edges that lie side by side, equally many of each node."""
+    starts = values[given.starts]
+    starts.copy_(torch.linspace(0, edges, len(starts), device=starts.device, dtype=torch.float64))
+    for raw, ordered, rows in given.sources:
+        values[raw].random_(0, max(1, rows), generator=generator)
+        if ordered != raw:
+            values[ordered] = values[raw].to(values[ordered].dtype)
+    if given.busy >= 0:
+        values[given.busy] = busy_list(_do, starts, edges // LONG, len(starts) - 2, starts.device)
+
+
+def _do(target: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+    return target(*args, **kwargs)
 
 
 def random_tensor(fake: torch.Tensor, generator: torch.Generator | None = None, scale: float = 1.0) -> torch.Tensor:

@@ -52,7 +52,8 @@ def edge_networks(owner: fx.GraphModule, cuts: Sequence[Cut], ragged: Sequence[C
     if not owner.graph.find_nodes(op="call_function", target=SEGMENT_REDUCE):
         return []
     same = first_alike(owner.graph)
-    lists, indices, found = sorted_lists(owner.graph, same), SortedIndices(owner.graph), []
+    lists = {e.order: e for e in sorted_lists(owner.graph, same) if e.order is not None and e.busy is not None}
+    indices, found = SortedIndices(owner.graph), []
     for cut in cuts:
         seeds, views = _reductions(cut, lists)
         around = tuple(c for c in ragged if not set(seeds).isdisjoint(c.nodes))
@@ -62,7 +63,7 @@ def edge_networks(owner: fx.GraphModule, cuts: Sequence[Cut], ragged: Sequence[C
         left = tuple(n for c in around for n in c.nodes if n not in inside)
         if edges is None or edges.index is None or not all(_is_of_nodes(n, edges) for n in left):
             continue
-        if not reached([edges.order], lambda n: n.all_input_nodes).isdisjoint(cut.nodes):
+        if not reached([edges.sort[0]], lambda n: n.all_input_nodes).isdisjoint(cut.nodes):
             continue  # who neighbours are is what the network finds out
         try:
             made = _Network(owner, cut, edges, edges.index, same, indices).with_sums(results, inside)
@@ -151,11 +152,12 @@ class _Network:
         nodes = tuple(n for n in self.owner.graph.nodes if n in inside)
         made = {node: result_of(node, f"y{k}") for k, node in enumerate(results)}
         edges, name = self.edges, self.cut.region.name
-        beside = [edges.order, edges.busy, self.index, *(raw for raw, _, _ in self.sources)]
-        rows = hint(edges.order.meta["val"].shape[0])
+        ordered_by, busy_nodes = edges.sort
+        beside = [ordered_by, busy_nodes, self.index, *(raw for raw, _, _ in self.sources)]
+        rows = hint(ordered_by.meta["val"].shape[0])
         region = region_of(self.owner, name, nodes, made, program, self, rows, beside)
         at = {name: n for n, name in enumerate(region.arguments)}
-        order, starts, busy, index = (at[n.name] for n in (edges.order, edges.starts, edges.busy, self.index))
+        order, starts, busy, index = (at[n.name] for n in (ordered_by, edges.starts, busy_nodes, self.index))
         sources = tuple((at[raw.name], at[ordered.name], count) for raw, ordered, count in self.sources)
         lists = EdgeArguments(order, starts, busy, index, sources)
         return Cut(replace(region, edges=lists), nodes, tuple(results))
@@ -184,7 +186,7 @@ class _Network:
             receivers, made = RECEIVERS, self.indices.of(self.index, self.edges, nodes)
             self._index(receivers, self.index, made, hint(nodes))
         if self.of_edges:
-            self.inputs.append(Binding(ORDER, self.edges.order, INDEX_STEPS))
+            self.inputs.append(Binding(ORDER, self.edges.sort[0], INDEX_STEPS))
         self.parameters += [Binding(o.tensor, given[o.tensor], o.steps) for o in region.parameters]
         self.parameters.append(Binding(STARTS, self.edges.starts, ()))
         return receivers

@@ -58,7 +58,7 @@ def grow(graph: fx.Graph, refused: Mapping[fx.Node, str]) -> list[Grown]:
     after = successors(nodes)
     taken: set[fx.Node] = set()
     found: list[Grown] = []
-    for edges in sorted_lists(graph, same).values():
+    for edges in sorted_lists(graph, same):
         for grown in _List(edges, same, nodes, refused).regions(after, found):
             if taken.isdisjoint(grown.members):
                 taken.update(grown.members)
@@ -89,7 +89,8 @@ class _List:
         self.seeds = [n for n in self.nodes if self.is_seed(n)]
 
     def is_seed(self, node: fx.Node) -> bool:
-        return node.target is SEGMENT_REDUCE and node.args[2] is self.edges.order and node not in self.refused
+        by = node.args[2:4] == (self.edges.order, self.edges.starts)
+        return node.target is SEGMENT_REDUCE and by and node not in self.refused
 
     def regions(self, after: Mapping[fx.Node, list[fx.Node]], before: Sequence[Grown]) -> Iterator[Grown]:
         """Regions that stay convex, also beside those ``before``."""
@@ -289,7 +290,7 @@ class _List:
         fake = value(node)
         if fake is None or not fake.dim() or (fake.dtype not in DTYPES and fake.dtype is not torch.bool):
             return False
-        return expression(fake.shape[0]) == size and fake.device == self.edges.order.meta["val"].device
+        return expression(fake.shape[0]) == size and fake.device == self.edges.starts.meta["val"].device
 
     def _tables(self, node: fx.Node) -> Iterator[fx.Node]:
         """Whole tables that a member reads rows of."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import sympy
 from torch import fx
@@ -16,39 +17,46 @@ from tilestream.graph.sizes import expression
 
 @dataclass(frozen=True)
 class Edges:
-    """A sorted list of edges.
+    """A list of edges that is sorted, or that lie side by side, node by node.
 
     Attributes:
         index: where each edge goes, [edges], in the edges' own order; None where the graph does not have it.
-        order, starts, busy: as ``tilestream::segments`` has them.
+        order, starts, busy: as ``tilestream::segments`` has them. Edges that lie side by side have neither ``order``
+            nor ``busy``.
         edges, nodes: how many.
     """
 
     index: fx.Node | None
-    order: fx.Node
+    order: fx.Node | None
     starts: fx.Node
-    busy: fx.Node
+    busy: fx.Node | None
     edges: sympy.Expr
     nodes: sympy.Expr
 
+    @property
+    def sort(self) -> tuple[fx.Node, fx.Node]:
+        """Order and busy nodes of a list that is sorted."""
+        assert self.order is not None and self.busy is not None
+        return self.order, self.busy
 
-def sorted_lists(graph: fx.Graph, same: Mapping[fx.Node, fx.Node]) -> dict[fx.Node, Edges]:
-    """The lists by which rows of a graph are reduced, by their ``order``.
+
+def sorted_lists(graph: fx.Graph, same: Mapping[fx.Node, fx.Node]) -> list[Edges]:
+    """The lists by which rows of a graph are reduced.
 
     Args:
         same: of each integer tensor the first that is computed alike (``first_alike``).
     """
     names = {node.name: node for node in graph.nodes}
-    found: dict[fx.Node, Edges] = {}
+    found: dict[tuple[Any, Any], Edges] = {}
     for node in graph.find_nodes(op="call_function", target=SEGMENT_REDUCE):
         order, starts, busy = node.args[2:5]
-        if order in found or INDEX not in order.meta:
+        if (order, starts) in found or (order is not None and INDEX not in order.meta):
             continue
-        named = names.get(order.meta[INDEX])  # a backward graph that does not read it has none
+        named = None if order is None else names.get(order.meta[INDEX])  # a backward graph may not have it
         index = None if named is None else same.get(named, named)
-        sizes = order.meta["val"].shape[0], starts.meta["val"].shape[0] - 1
-        found[order] = Edges(index, order, starts, busy, *map(expression, sizes))
-    return found
+        sizes = (order or node.args[1]).meta["val"].shape[0], starts.meta["val"].shape[0] - 1
+        found[order, starts] = Edges(index, order, starts, busy, *map(expression, sizes))
+    return list(found.values())
 
 
 @dataclass(frozen=True)

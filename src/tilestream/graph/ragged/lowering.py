@@ -18,7 +18,7 @@ from tilestream.graph.ragged.growth import FILLS, Grown
 from tilestream.graph.ragged.lists import Gather
 from tilestream.graph.ragged.rules import POINTWISE, REDUCTIONS, VIEWS, features_of, rule_of
 from tilestream.graph.ragged.spaces import Dim, Space
-from tilestream.graph.rewrites.operators import SEGMENT_REDUCE
+from tilestream.graph.rewrites.operators import LOOSE, SEGMENT_REDUCE
 from tilestream.graph.sizes import expression, settled
 from tilestream.graph.sums import OF_NOTHING, constant
 from tilestream.ir.axes import At, Axis, View, along
@@ -252,6 +252,8 @@ class Ragged:
         leaves = [self._axes[a] for a in self.shapes.leaves(node)]
         if prod(a.size or 1 for a in leaves) != prod(settled(d) for d in fake.shape[1:]):
             raise Unsupported("a result that repeats elements leaves the region", node)
+        if of_edges and self.grown.edges.starts.meta.get(LOOSE):
+            raise Unsupported("what every row has leaves the region, and rows may be in no segment", node)
         if of_edges:
             tile = self._at_edges(tile)
         if set(tile.axes) != {EDGES if of_edges else NODES, *leaves}:
@@ -286,9 +288,9 @@ class Ragged:
         fake = value_of(node)
         if node.op == "get_attr" and not fake.dim() and fake.device.type == "cpu":
             return constant_of(node)
-        order = self.grown.edges.order.meta["val"]
-        if fake.device != order.device:
-            raise Unsupported(f"an operand is on {fake.device}, the result on {order.device}")
+        starts = self.grown.edges.starts.meta["val"]
+        if fake.device != starts.device:
+            raise Unsupported(f"an operand is on {fake.device}, the result on {starts.device}")
         if self.shapes.is_fixed(node, frame):
             return self._bound(node, Role.PARAMETER, None)
         rows = self.grown.gather(node)
@@ -344,14 +346,17 @@ class Ragged:
         return self._names[node, steps]
 
     def _order(self) -> str:
-        return self._index(self.grown.edges.order, "order")
+        """Empty where edges lie side by side."""
+        order = self.grown.edges.order
+        return "" if order is None else self._index(order, "order")
 
     def _index(self, node: fx.Node, title: str) -> str:
         """The tensor of what names a row for each edge."""
         if (node, ()) not in self._names:
             taken = sum(name.startswith(title) for name in self.tensors)
             name = f"{title}{taken or ''}"
-            self.tensors[name] = Tensor(name, Role.INPUT, (EDGES,), "i32")
+            wide = value_of(node).dtype is torch.int64
+            self.tensors[name] = Tensor(name, Role.INPUT, (EDGES,), "i64" if wide else "i32")
             self.inputs.append(Binding(name, node, ()))
             self._names[node, ()] = name
         return self._names[node, ()]
@@ -359,6 +364,8 @@ class Ragged:
     def bounds(self) -> None:
         """Append where each node's edges lie, and which nodes have many."""
         for node, name in ((self.grown.edges.starts, "starts"), (self.grown.edges.busy, "starts.busy")):
+            if node is None:
+                continue
             self.tensors[name] = Tensor(name, Role.PARAMETER, (Axis(f"{name}.rows"),), "i32")
             self.parameters.append(Binding(name, node, ()))
 

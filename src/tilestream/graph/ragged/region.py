@@ -13,6 +13,7 @@ from tilestream.graph.ragged.growth import Grown, grow
 from tilestream.graph.ragged.lists import Edges, Gather
 from tilestream.graph.ragged.lowering import Ragged, Shapes
 from tilestream.graph.region import EdgeArguments, Region, region_of, result_of
+from tilestream.graph.rewrites.given_bounds import MOST_ROWS
 from tilestream.graph.rewrites.insert import call
 from tilestream.graph.rewrites.operators import SORTED_INDEX
 from tilestream.graph.selection import Cut
@@ -79,43 +80,41 @@ def _lowered(owner: fx.GraphModule, grown: Grown, lists: SortedIndices, title: s
     mesh = (Spread(Level.GRID, CTAS, ("nodes",)),)
     stage = Stage("all", tuple(e.ops), (Loop("nodes", STEP), Loop("edges", STEP)), mesh)
     program = Pipeline("ragged", tuple(e.tensors.values()), (stage,), (), strategy="segments")
-    indices = [b.node.args[0] for b in e.inputs if b.node.target is SORTED_INDEX]
-    beside = [n for n in (grown.edges.order, grown.edges.index, *indices) if isinstance(n, fx.Node)]
+    indices = [lists.raw[b.node][0] for b in e.inputs if b.node in lists.raw]
+    beside = [n for n in (grown.edges.order, grown.edges.index, *indices) if n is not None]
     rows = hint(grown.edges.starts.meta["val"].shape[0]) - 1
     region = region_of(owner, title, grown.members, results, program, e, rows, beside)
-    return Cut(replace(region, edges=_arguments(region, grown, e)), grown.members, tuple(outputs))
+    return Cut(replace(region, edges=_arguments(region, grown, e, lists)), grown.members, tuple(outputs))
 
 
-def _arguments(region: Region, grown: Grown, e: Ragged) -> EdgeArguments:
+def _arguments(region: Region, grown: Grown, e: Ragged, lists: SortedIndices) -> EdgeArguments:
     at = {name: index for index, name in enumerate(region.arguments)}
-    order, starts, busy = (at[n.name] for n in (grown.edges.order, grown.edges.starts, grown.edges.busy))
+    own = (grown.edges.order, grown.edges.starts, grown.edges.busy)
+    order, starts, busy = (-1 if n is None else at[n.name] for n in own)
     receivers = -1 if grown.edges.index is None else at.get(grown.edges.index.name, -1)
-    made = (b.node for b in e.inputs if b.node.target is SORTED_INDEX)
-    sources = tuple((at[_name(n.args[0])], at[n.name], hint(_count(n.args[2]))) for n in made)
+    made = {b.node: lists.raw[b.node] for b in e.inputs if b.node in lists.raw}
+    sources = tuple((at[raw.name], at[n.name], rows) for n, (raw, rows) in made.items())
     return EdgeArguments(order, starts, busy, receivers, sources)
 
 
-def _name(x: object) -> str:
-    assert isinstance(x, fx.Node)
-    return x.name
-
-
-def _count(x: object) -> int | torch.SymInt:
-    found = x.meta["val"] if isinstance(x, fx.Node) else x
-    assert isinstance(found, int | torch.SymInt)
-    return found
-
-
 class SortedIndices:
-    """Indices of a graph in sorted order, each made once, behind what it is made of."""
+    """Indices of a graph in the order of edges, each made once, behind what it is made of.
+
+    Attributes:
+        raw: of each what it was made of, and how many rows it names.
+    """
 
     def __init__(self, graph: fx.Graph) -> None:
         self._graph = graph
         there = graph.find_nodes(op="call_function", target=SORTED_INDEX)
-        self._made = {self._key(*n.args): n for n in there}
+        self._made = {self._key(*n.args[:3]): n for n in there}
+        self.raw: dict[fx.Node, tuple[fx.Node, int]] = {}
 
     def sorted(self, rows: Gather, edges: Edges) -> fx.Node:
-        """``rows.index`` in the order of ``edges``, of which none is below zero."""
+        """``rows.index`` in the order of ``edges``, of which none is below zero.
+
+        Where edges lie side by side, and none of who reads it counts rows from the last one, it is the index itself.
+        """
         return self.of(rows.index, edges, rows.table.meta["val"].shape[0], rows.table)
 
     def of(self, index: fx.Node, edges: Edges, count: int | torch.SymInt, table: fx.Node | None = None) -> fx.Node:
@@ -132,15 +131,27 @@ class SortedIndices:
             place = {node: n for n, node in enumerate(self._graph.nodes)}
             if not isinstance(count, int) and table is None:
                 raise Unsupported("how many rows an index names is not known", index)
-            needed = [index, edges.order, *([] if isinstance(count, int) or table is None else [table])]
+            needed = [n for n in (index, edges.order, None if isinstance(count, int) else table) if n is not None]
             last = max(needed, key=place.__getitem__)
             with self._graph.inserting_before(last.next):
-                size = count if isinstance(count, int) else call(edges.order, aten.sym_size.int, table, 0)
+                size = count if isinstance(count, int) else call(index, aten.sym_size.int, table, 0)
                 wrap = wraps(index, first_alike(self._graph))
-                self._made[key] = call(edges.order, SORTED_INDEX, index, edges.order, size, wrap)
+                if edges.order is None:
+                    made = _from_first(index, size) if wrap else index
+                else:
+                    made = call(edges.order, SORTED_INDEX, index, edges.order, size, wrap)
+                self._made[key] = made
+        self.raw[self._made[key]] = (index, hint(count))
         return self._made[key]
 
     @staticmethod
     def _key(index: object, order: object, count: object) -> tuple[object, object, object]:
         size = count.meta["val"] if isinstance(count, fx.Node) else count
         return index, order, expression(size)  # pyright: ignore[reportArgumentType]
+
+
+def _from_first(index: fx.Node, rows: object) -> fx.Node:
+    """An index whose readers count rows from the last one below zero, as int32, by operators that Inductor fuses."""
+    below = call(index, aten.lt.Scalar, index, 0)
+    found = call(index, aten.where.self, below, call(index, aten.add.Tensor, index, rows), index)
+    return call(index, aten._to_copy.default, call(index, aten.clamp.default, found, -1, MOST_ROWS), dtype=torch.int32)

@@ -15,6 +15,9 @@ from tilestream.graph.own import operator
 INDEX = "tilestream.index"
 """In the ``meta`` of an order of edges: the name of the node that was sorted, where that is one index of all edges."""
 
+LOOSE = "tilestream.loose"
+"""In the ``meta`` of bounds: rows may be in no segment, so that no region writes what each row has."""
+
 LONG = 64
 """Of the rows that are summed at one node: more are summed by whole CTAs."""
 
@@ -63,11 +66,23 @@ def sorted_index(index: Tensor, order: Tensor, rows: int, wraps: bool = True) ->
     return torch.where(found < 0, found + rows, found).int()
 
 
+def check_bounds(starts: Tensor, edges: int) -> None:
+    """
+    Raises:
+        InputError: bounds are below zero, go down, or beyond the edges; says where.
+    """
+    bad = ((starts.diff() < 0) | (starts[:-1] < 0) | (starts[1:] > edges)).nonzero()
+    if len(bad):
+        at = int(bad[0])
+        found = f"those of position {at} are {int(starts[at])} to {int(starts[at + 1])}, of {edges} rows"
+        raise InputError(f"bounds of segments: {found}", "give bounds that never go down, from 0 to the number of rows")
+
+
 _REDUCES = {"max": ("amax", torch.maximum, -inf), "min": ("amin", torch.minimum, inf), "mul": ("prod", torch.mul, 1.0)}
 
 
 def segment_reduce(
-    base: Tensor | None, rows: Tensor, order: Tensor, starts: Tensor, busy: Tensor, how: str = "sum"
+    base: Tensor | None, rows: Tensor, order: Tensor | None, starts: Tensor, busy: Tensor | None, how: str = "sum"
 ) -> Tensor:
     """The rows of each segment reduced with ``base``, in fp32 and in the order of ``order``: [nodes, *].
 
@@ -75,13 +90,19 @@ def segment_reduce(
 
     Args:
         base: [nodes, *], or None.
-        rows: [any, *]; ``order`` names those that count, each any number of times.
-        order, starts, busy: of ``segments``, or rows in the places of the edges in ``order``.
+        rows: [any, *]; ``order`` names those that count, each any number of times; all as they lie where it is None.
+        order, starts, busy: of ``segments``, or rows in the places of the edges in ``order``. ``busy`` may be None.
         how: ``sum``, ``max``, ``min`` or ``mul``.
+
+    Raises:
+        InputError: ``starts`` go down, or beyond the edges; says where.
     """
+    rows = rows[order] if order is not None else rows
+    check_bounds(starts, len(rows))
     counts, shape = starts.diff(), (len(starts) - 1, *rows.shape[1:])
+    rows = rows[int(starts[0]) : int(starts[-1])]
     nodes = torch.arange(len(counts), device=rows.device).repeat_interleave(counts)
-    picked = rows[order] if rows.dtype == torch.float64 else rows[order].float()
+    picked = rows if rows.dtype == torch.float64 else rows.float()
     if how == "sum":
         total = picked.new_zeros(shape).index_add(0, nodes, picked)
         return (total if base is None else total + base).to(rows.dtype)
@@ -111,7 +132,7 @@ def _sorted_shape(index: Tensor, order: Tensor, rows: Any, wraps: bool = True) -
 
 
 def _reduced_shape(
-    base: Tensor | None, rows: Tensor, order: Tensor, starts: Tensor, busy: Tensor, how: str = "sum"
+    base: Tensor | None, rows: Tensor, order: Tensor | None, starts: Tensor, busy: Tensor | None, how: str = "sum"
 ) -> Tensor:
     return rows.new_empty((starts.shape[0] - 1, *rows.shape[1:]))
 
@@ -126,7 +147,7 @@ SORTED_INDEX = operator(
     "sorted_index(Tensor index, Tensor order, SymInt rows, bool wraps=True) -> Tensor", sorted_index, _sorted_shape
 )
 SEGMENT_REDUCE = operator(
-    'segment_reduce(Tensor? base, Tensor rows, Tensor order, Tensor starts, Tensor busy, str how="sum") -> Tensor',
+    'segment_reduce(Tensor? base, Tensor rows, Tensor? order, Tensor starts, Tensor? busy, str how="sum") -> Tensor',
     segment_reduce,
     _reduced_shape,
 )

@@ -11,8 +11,9 @@ from torch import fx
 
 from tilestream.graph.nodes import aten
 from tilestream.graph.rewrites.insert import call
-from tilestream.graph.rewrites.operators import INDEX, SEGMENT_REDUCE, SEGMENTS
+from tilestream.graph.rewrites.operators import INDEX, LONG, SEGMENT_REDUCE, SEGMENTS
 from tilestream.graph.rewrites.settings import Settings
+from tilestream.graph.rewrites.unsorted import bounds, inverse, shared_order
 from tilestream.graph.signs import wraps
 from tilestream.graph.sizes import same_sizes
 from tilestream.graph.sums import Part, Sum, constant, first_alike
@@ -64,11 +65,11 @@ class Sorted:
 
     def replace(self) -> None:
         """Put the sort before the first sum, and each sum where it was."""
-        orders, *segments = self._sort()
+        orders, starts, busy = self._sort()
         for s in self._sums:
             self._like = s.node
             with self._graph.inserting_before(s.node):
-                total = self._sum(s, orders[_layout(s.parts)], *segments)
+                total = self._sum(s, orders[_layout(s.parts)], starts, busy)
                 made = self._flat(total, [-1, *s.node.meta["val"].shape[1:]])
             self._becomes(s.node, made)
 
@@ -77,17 +78,15 @@ class Sorted:
         made.meta = dict(node.meta)
         self._replaced[node] = made
 
-    def _sort(self) -> tuple[dict[Layout, fx.Node], fx.Node, fx.Node]:
-        """For each layout the rows of its matrices in sorted order; where those of each node start; and busy nodes."""
+    def _sort(self) -> tuple[dict[Layout, fx.Node | None], fx.Node, fx.Node | None]:
+        """For each layout the rows of its matrices in sorted order; where those of each node start; and busy nodes, if
+        that is not known to be none."""
         before = self._like.prev
         with self._graph.inserting_before(self._like):
             indices = self._indices()
             index = self._joined(indices)
-            same = first_alike(self._graph)
-            wrap = all(wraps(p.index, same) for s in self._sums for p in s.parts)
-            made = self._call(SEGMENTS, index, self._nodes(), False, wrap)
-            order, starts, busy = (self._call(getitem, made, k) for k in range(3))
-            if len(indices) == 1 and indices[0] is self._sums[0].parts[0].index:
+            order, starts, busy = self._segments(index)
+            if order is not None and len(indices) == 1 and indices[0] is self._sums[0].parts[0].index:
                 order.meta[INDEX] = indices[0].name
             layouts = [_layout(s.parts) for s in self._sums]
             orders = {layout: self._order(layout, order, indices) for layout in layouts}
@@ -95,6 +94,23 @@ class Sorted:
             for tag in RECOMPUTED:  # a checkpoint around one sum says nothing of a sort that others use
                 before.meta.pop(tag, None)
         return orders, starts, busy
+
+    def _segments(self, index: fx.Node) -> tuple[fx.Node | None, fx.Node, fx.Node | None]:
+        nodes = self._nodes()
+        known = shared_order(index, nodes)
+        if known is not None and known[1] <= LONG and (known[0] is not None or self._is_whole):
+            order = None if known[0] is None else inverse(self._like, known[0])
+            return order, bounds(self._like, index, nodes, known[1]), None
+        same = first_alike(self._graph)
+        wrap = all(wraps(p.index, same) for s in self._sums for p in s.parts)
+        made = self._call(SEGMENTS, index, nodes, False, wrap)
+        order, starts, busy = (self._call(getitem, made, k) for k in range(3))
+        return order, starts, busy
+
+    @property
+    def _is_whole(self) -> bool:
+        """Whether all messages are whole matrices."""
+        return all(len(s.parts) == 1 and _layout(s.parts) == ((1, 0),) for s in self._sums)
 
     def _joined(self, indices: Sequence[fx.Node]) -> fx.Node:
         """As one, a few at a time."""
@@ -115,8 +131,10 @@ class Sorted:
             return to.args[2]
         return self._call(aten.sym_size.int, to.args[0], 0)
 
-    def _order(self, layout: Layout, order: fx.Node, indices: Sequence[fx.Node]) -> fx.Node:
+    def _order(self, layout: Layout, order: fx.Node | None, indices: Sequence[fx.Node]) -> fx.Node | None:
         """Rows of the matrix in sorted order, where ``order`` has places among all edges."""
+        if order is None:
+            return None
         if len(layout) == 1:
             return self._spread(order, *layout[0])
         named: dict[str, Any] = {"dtype": torch.int32, "device": order.meta["val"].device}
@@ -131,7 +149,7 @@ class Sorted:
         scaled = numbers if every == 1 else self._call(aten.mul.Tensor, numbers, every)
         return scaled if first == 0 else self._call(aten.add.Tensor, scaled, first)
 
-    def _sum(self, s: Sum, order: fx.Node, starts: fx.Node, busy: fx.Node) -> fx.Node:
+    def _sum(self, s: Sum, order: fx.Node | None, starts: fx.Node, busy: fx.Node | None) -> fx.Node:
         """[nodes, *] where its rows are the matrix, else [nodes, features]."""
         (part, *others) = s.parts
         base, rows = (None if x is None else self._replaced.get(x, x) for x in (s.base, part.matrix))
@@ -178,9 +196,9 @@ class Tables(Sorted):
         parts = self._sums[0].parts
         nodes = {p.node for p in parts}
         self._like = next(n for n in reversed(self._graph.nodes) if n in nodes)
-        orders, *segments = self._sort()
+        orders, starts, busy = self._sort()
         with self._graph.inserting_before(self._like):
-            total = self._sum(self._sums[0], orders[_layout(parts)], *segments)
+            total = self._sum(self._sums[0], orders[_layout(parts)], starts, busy)
             first = 0
             for part, height in zip(parts, self._heights, strict=True):
                 rows = self._call(aten.slice.Tensor, total, 0, first, first + height)

@@ -11,9 +11,11 @@ from enum import Enum
 
 from torch import fx
 
+from tilestream.graph.rewrites.bags import open_bags
 from tilestream.graph.rewrites.broadcasts import put_off_expands
 from tilestream.graph.rewrites.complex_products import multiply_reals
 from tilestream.graph.rewrites.epilogues import fuse_relus
+from tilestream.graph.rewrites.jagged import open_jagged
 from tilestream.graph.rewrites.joint import narrow_products, split_joined
 from tilestream.graph.rewrites.kept import keep_lists
 from tilestream.graph.rewrites.late_products import multiply_late
@@ -27,8 +29,10 @@ from tilestream.graph.rewrites.normal_form import (
 )
 from tilestream.graph.rewrites.norms import open_norms
 from tilestream.graph.rewrites.pixels import from_pixels, to_pixels
+from tilestream.graph.rewrites.routing import count_small_keys
 from tilestream.graph.rewrites.row_gathers import take_rows
 from tilestream.graph.rewrites.row_sums import copy_sums_operands
+from tilestream.graph.rewrites.segment_reductions import open_segments
 from tilestream.graph.rewrites.settings import DEFAULT, Settings
 from tilestream.graph.rewrites.shared_keys import share_keys
 from tilestream.graph.rewrites.sorted_sums import sort_sums
@@ -75,6 +79,10 @@ REWRITES = (
         multiply_late, (When.JOINT,), "gradients of gathered rows are multiplied at nodes, of which there are fewer"
     ),
     Rewrite(fuse_relus, (When.AROUND,), "ReLU costs nothing as the epilogue of a library's product"),
+    Rewrite(open_bags, (When.JOINT, When.SUMS), "rows of a bag are added up where they are read, and never written"),
+    Rewrite(open_segments, (When.JOINT, When.SUMS), "rows are made where they are reduced, and never written"),
+    Rewrite(open_jagged, (When.SUMS,), "rows of jagged tensors are reduced as they lie, and not padded first"),
+    Rewrite(count_small_keys, (When.JOINT, When.SUMS), "a router's choice of experts is sorted by its few bits"),
     Rewrite(sort_sums, (When.JOINT, When.SUMS), "messages are summed in sorted order, without atomics"),
     Rewrite(open_norms, (When.JOINT,), "the derivative of a norm is part of the chain of rows around it"),
     Rewrite(put_off_expands, (When.JOINT,), "a column is not held as rows that repeat it"),

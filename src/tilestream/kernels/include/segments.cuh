@@ -137,16 +137,15 @@ TS_DEV void shares(float& most, float other, float& own, float& others) {
 // NaN where the maximum is infinite, as exp(x - max x) is.
 TS_DEV float weighed(float most, float sum, float value) { return quotient(value, sum) + (most - most); }
 
-// The row that an index names, below zero counted from the end. One that does not exist is row 0 until the batch is found.
+// The row that an index names. One that does not exist is row 0 until the batch is found.
 template <bool WIDE>
 TS_DEV u32 row_of(const void* index, int at, long long rows, bool& exist) {
   if constexpr (WIDE) {
-    const long long found = lanes::load_index(index, at, 1), row = found < 0 ? found + rows : found;
-    exist = exist && (u64)row < (u64)rows;
-    return (u64)row < (u64)rows ? (u32)row : 0u;
+    const u64 row = (u64)lanes::load_index(index, at, 1);
+    exist = exist && row < (u64)rows;
+    return row < (u64)rows ? (u32)row : 0u;
   } else {
-    const int found = (int)lanes::load_index(index, at, 0);
-    const u32 row = (u32)found + (found < 0 ? (u32)rows : 0u);
+    const u32 row = (u32)lanes::load_index(index, at, 0);
     exist = exist && row < (u32)rows;
     return row < (u32)rows ? row : 0u;
   }

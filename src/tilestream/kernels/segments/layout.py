@@ -20,7 +20,7 @@ RESIDENT = ((30, 12), (44, 10), (60, 8), (80, 5))
 further edges of the same do, and busy nodes alone spill. GAT's 4 x 64: 121 us with 12, 142 with 8."""
 MOST_REGISTERS = 150
 """Of sums, values of the node and of an edge: wider programs spill."""
-LONG, PIECE_EDGES = 64, 256
+LONG, PIECE_EDGES, MOST_PIECES = 64, 256, 1024
 """Edges of nodes that are whole CTAs', as `busy` lists them (sorted_keys.cuh), and of each of such a node's pieces."""
 SLOTS = 4096
 """Pieces of nodes that several CTAs share, at most: their partial sums have room."""

@@ -14,23 +14,26 @@ NODES, EDGES = Axis("nodes"), Axis("edges", of="nodes", bounds="starts")
 
 
 @cache
-def reduction(how: str, features: int, dtype: str, base: bool) -> Pipeline:
+def reduction(how: str, features: int, dtype: str, base: bool, order: bool = True, busy: bool = True) -> Pipeline:
     """``y[nodes, features]``: the rows ``rows[order]`` of each node reduced in fp32, with ``base`` if there is one.
 
-    Of no rows 0, of products 1, where there is no base.
+    Of no rows 0, of products 1, where there is no base. Without an order rows lie side by side. ``busy``: a list
+    says which nodes have many.
     """
     f = Axis("f", features)
     own = (NODES, f)
     empty = (("empty", 0.0),) if how in ("max", "min") and not base else ()
+    edge = At(("edges",), index="order" if order else "")
     ops = [
-        TileOp(
-            "copy", Tile("row", (EDGES, f), dtype), (), (View("rows", (At(("edges",), index="order"), At(("f",)))),)
-        ),
+        TileOp("copy", Tile("row", (EDGES, f), dtype), (), (View("rows", (edge, At(("f",)))),)),
         TileOp("product", Tile("total", own, "f32"), (along("row", ("edges", "f")),), (), empty, combine=how),
     ]
-    tensors = [Tensor("rows", Role.PARAMETER, (Axis("rows.rows"), f), dtype)]
-    tensors += [Tensor("order", Role.INPUT, (EDGES,), "i32")]
-    tensors += [Tensor(n, Role.PARAMETER, (Axis(f"{n}.rows"),), "i32") for n in ("starts", "starts.busy")]
+    tensors = [Tensor("rows", Role.INPUT, (EDGES, f), dtype)]
+    if order:
+        tensors = [Tensor("rows", Role.PARAMETER, (Axis("rows.rows"), f), dtype)]
+        tensors += [Tensor("order", Role.INPUT, (EDGES,), "i32")]
+    bounds = ("starts", "starts.busy") if busy else ("starts",)
+    tensors += [Tensor(n, Role.PARAMETER, (Axis(f"{n}.rows"),), "i32") for n in bounds]
     made = "total"
     if base:
         made = "result"

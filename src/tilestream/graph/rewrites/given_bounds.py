@@ -1,0 +1,126 @@
+"""Rows that lie side by side, cut into segments by bounds that a model gives: nothing is sorted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from operator import floordiv, sub
+from typing import Any
+
+import torch
+from torch import fx
+
+from tilestream.graph.nodes import aten, value
+from tilestream.graph.rewrites.busy import END, LISTED, busy_list
+from tilestream.graph.rewrites.insert import call
+from tilestream.graph.rewrites.operators import LONG, LOOSE, SEGMENT_REDUCE
+from tilestream.graph.sizes import hint
+
+MOST_FEATURES = 1024
+"""Of a row: as many as one launch reduces."""
+MOST_ROWS = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Nodes are inserted where the graph of ``like`` inserts.
+
+    Attributes:
+        like: whose user's line and fake tensors' mode new nodes have.
+        starts: int32 [segments + 1]: where the rows of each begin, and where those of the last end.
+        rows: how many there are: a number, or a node of the graph.
+        whole: whether every row is in a segment.
+        busy: which segments have many rows; None where hardly any is expected to.
+    """
+
+    like: fx.Node
+    starts: fx.Node
+    rows: Any
+    whole: bool = True
+    busy: fx.Node | None = None
+
+    @classmethod
+    def joined(cls, like: fx.Node, parts: Sequence[fx.Node | None], rows: Any, whole: bool = True) -> Bounds:
+        """Of integers behind each other; None is the number of rows. What int32 does not hold is no bound."""
+        first = next(p for p in parts if p is not None)
+        given = [call(like, aten.new_full.default, first, [1], rows) if p is None else p for p in parts]
+        starts = given[0] if len(given) == 1 else call(like, aten.cat.default, given)
+        if first.meta["val"].dtype != torch.int32:
+            within = call(like, aten.clamp.default, starts, -1, MOST_ROWS)
+            starts = call(like, aten._to_copy.default, within, dtype=torch.int32)
+        if not whole:
+            starts.meta[LOOSE] = True
+        return cls(like, starts, rows, whole, _busy(like, starts, rows))
+
+    def at(self, like: fx.Node) -> Bounds:
+        """The same, for nodes in another place."""
+        return replace(self, like=like)
+
+    def reduced(self, rows: fx.Node, how: str = "sum") -> fx.Node:
+        """[segments, *] of ``rows`` [rows, *]; ``how`` as of ``segment_reduce``."""
+        return self.call(SEGMENT_REDUCE, None, rows, None, self.starts, self.busy, how)
+
+    def lengths(self, dims: int) -> fx.Node:
+        """Rows of each segment, float32 [segments, 1, ...] of so many dimensions."""
+        ends = self.call(aten.slice.Tensor, self.starts, 0, 1, END)
+        count = self.call(aten.sub.Tensor, ends, self.call(aten.slice.Tensor, self.starts, 0, 0, -1))
+        return self.wide(self.cast(count, torch.float32), dims)
+
+    def of_rows(self, table: fx.Node) -> fx.Node:
+        """What segments have, at each of their rows; 0 at rows that are in none."""
+        dims = table.meta["val"].dim()
+        ends = self.call(aten.slice.Tensor, self.starts, 0, 1, END)
+        of: dict[str, Any] = {"dtype": torch.int32, "device": self.starts.meta["val"].device}
+        numbers = call(self.starts, aten.arange.default, self.rows, **of)
+        # As many segments end before a row or with it. Whatever bounds a graph is timed with, that names one.
+        before = self.call(aten.searchsorted.Tensor, ends, numbers, out_int32=True, right=True)
+        count = size(self.like, ends)
+        last = count - 1 if isinstance(count, int) else self.call(sub, count, 1)
+        found = self.call(aten.index_select.default, table, 0, self.call(aten.clamp_max.default, before, last))
+        if self.whole:
+            return found
+        first, end = (self.call(aten.slice.Tensor, self.starts, 0, at, stop) for at, stop in ((0, 1), (-1, END)))
+        sides = self.call(aten.ge.Tensor, numbers, first), self.call(aten.lt.Tensor, numbers, end)
+        return self.call(aten.where.ScalarOther, self.wide(self.call(aten.logical_and.default, *sides), dims), found, 0)
+
+    # -- operators
+
+    def call(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+        return call(self.like, target, *args, **kwargs)
+
+    def cast(self, x: fx.Node, dtype: torch.dtype) -> fx.Node:
+        fake = value(x)
+        return x if fake is not None and fake.dtype == dtype else self.call(aten._to_copy.default, x, dtype=dtype)
+
+    def wide(self, column: fx.Node, dims: int) -> fx.Node:
+        """A column with dimensions of size 1 behind its own."""
+        for _ in range(dims - 1):
+            column = self.call(aten.unsqueeze.default, column, -1)
+        return column
+
+    def divided(self, total: fx.Node, by: fx.Node) -> fx.Node:
+        """In fp32, rounded once."""
+        dtype = total.meta["val"].dtype
+        return self.cast(self.call(aten.div.Tensor, self.cast(total, torch.float32), by), dtype)
+
+
+def _busy(like: fx.Node, starts: fx.Node, rows: Any) -> fx.Node | None:
+    fake = value(starts)
+    assert fake is not None
+    segments, edges = fake.shape[0] - 1, rows if isinstance(rows, int) else rows.meta["val"]
+    if hint(edges) < LISTED * hint(segments) or not hint(segments):
+        return None
+    slots = rows // LONG if isinstance(rows, int) else call(like, floordiv, rows, LONG)
+    count = size(like, starts)
+    last = count - 2 if isinstance(count, int) else call(like, sub, count, 2)
+
+    def do(target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+        return call(starts, target, *args, **kwargs)
+
+    return busy_list(do, starts, slots, last, fake.device)
+
+
+def size(like: fx.Node, x: fx.Node, dim: int = 0) -> Any:
+    """A size of a tensor: a number, or a node of the graph."""
+    found = x.meta["val"].shape[dim]
+    return found if isinstance(found, int) else call(like, aten.sym_size.int, x, dim)

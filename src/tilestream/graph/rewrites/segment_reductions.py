@@ -1,0 +1,120 @@
+"""``segment_reduce`` along the first dimension: reductions over the bounds that it is given, and its gradient."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import Any
+
+import torch
+from torch import fx
+
+from tilestream.graph.nodes import aten, packet, value
+from tilestream.graph.rewrites.busy import END
+from tilestream.graph.rewrites.given_bounds import MOST_ROWS, Bounds, size
+from tilestream.graph.rewrites.settings import APART, Settings
+from tilestream.graph.sizes import hint
+from tilestream.graph.sums import DTYPES
+
+HOW = {"sum": "sum", "mean": "sum", "max": "max", "min": "min", "prod": "mul"}
+"""What the operator calls the ways to reduce, by the names of ours."""
+OF_NOTHING = {"max": -inf, "min": inf}
+"""What segments without rows have, where that is not what ours have."""
+
+
+def open_segments(graph: fx.Graph, settings: Settings) -> int:
+    """How many were replaced; others say why not."""
+    if settings.sums is None:
+        return 0
+    made = 0
+    for node in list(graph.nodes):
+        kind = packet(node)
+        if kind not in (aten.segment_reduce, aten._segment_reduce_backward):
+            continue
+        if (why := why_not(node)) is not None:
+            node.meta[APART] = f"a segment_reduce {why}"
+            continue
+        with graph.inserting_before(node):
+            result = _reduced(node) if kind is aten.segment_reduce else _gradient(node)
+        node.replace_all_uses_with(result)
+        result.meta["val"] = node.meta["val"]
+        graph.erase_node(node)
+        made += 1
+    return made
+
+
+def why_not(node: fx.Node) -> str | None:
+    """Why an operator stays as it is; None where it need not."""
+    (given, _), fake = _bounds_given(node), value(_data(node))
+    if fake is None or fake.dtype not in DTYPES:
+        return "of another dtype than float32, bfloat16 or float16"
+    lengths = value(given)
+    if lengths is None or lengths.dim() != 1 or node.kwargs.get("axis", 0) != 0:
+        return "along another dimension than the first"
+    initial = node.kwargs.get("initial")
+    if not (initial is None or isinstance(initial, int | float)) or hint(fake.shape[0]) > MOST_ROWS:
+        return "that starts with what is no number, or has more rows than int32 numbers"
+    if packet(node) is aten._segment_reduce_backward and _how(node) == "prod":
+        return "of products in training"
+    return None
+
+
+def _data(node: fx.Node) -> Any:
+    return node.args[0 if packet(node) is aten.segment_reduce else 2]
+
+
+def _how(node: fx.Node) -> str:
+    return str(node.args[1 if packet(node) is aten.segment_reduce else 3])
+
+
+def _bounds_given(node: fx.Node) -> tuple[Any, bool]:
+    """The tensor that bounds are made of, and whether it has lengths."""
+    offsets = node.kwargs.get("offsets")
+    return (node.kwargs.get("lengths"), True) if offsets is None else (offsets, False)
+
+
+def _bounds(node: fx.Node) -> Bounds:
+    """Of lengths that do not add up to all rows the last bound is below zero, which whoever reads bounds refuses."""
+    given, of_lengths = _bounds_given(node)
+    rows = size(node, _data(node))
+    bounds = Bounds(node, given, rows)
+    if not of_lengths:
+        return Bounds.joined(node, [given], rows, whole=False)
+    ends = bounds.call(aten.cumsum.default, given, 0)
+    last = bounds.call(aten.slice.Tensor, ends, 0, -1, END)
+    last = bounds.call(aten.where.ScalarOther, bounds.call(aten.eq.Scalar, last, rows), last, -1)
+    zero = bounds.call(aten.new_full.default, ends, [1], 0)
+    return Bounds.joined(node, [zero, bounds.call(aten.slice.Tensor, ends, 0, 0, -1), last], rows)
+
+
+def _reduced(node: fx.Node) -> fx.Node:
+    how, data, initial = _how(node), _data(node), node.kwargs.get("initial")
+    bounds = _bounds(node)
+    total, lengths = bounds.reduced(data, HOW[how]), bounds.lengths(data.meta["val"].dim())
+    if how in ("sum", "mean", "prod") and initial is not None:
+        total = bounds.call(aten.mul.Scalar if how == "prod" else aten.add.Scalar, total, initial)
+    if how == "mean":
+        total = bounds.divided(total, lengths)  # NaN where there is no row and nothing to start with
+    of_nothing = OF_NOTHING.get(how) if initial is None else initial
+    if of_nothing is not None and how in ("mean", *OF_NOTHING):
+        total = bounds.call(aten.where.ScalarSelf, bounds.call(aten.eq.Scalar, lengths, 0.0), of_nothing, total)
+        total = bounds.cast(total, node.meta["val"].dtype)
+    if initial is not None and how in OF_NOTHING:
+        total = bounds.call(aten.clamp_min.default if how == "max" else aten.clamp_max.default, total, initial)
+    return total
+
+
+def _gradient(node: fx.Node) -> fx.Node:
+    """Of a maximum its share for each row that has it."""
+    operands: Any = node.args
+    given, output, data, how = operands[:4]
+    bounds, dims = _bounds(node), _data(node).meta["val"].dim()
+    if how == "mean":
+        return bounds.of_rows(bounds.divided(given, bounds.lengths(dims)))
+    if how == "sum":
+        return bounds.of_rows(given)
+    alike = bounds.cast(bounds.call(aten.eq.Tensor, data, bounds.of_rows(output)), torch.float32)
+    nan = bounds.call(aten.ne.Tensor, data, data)
+    alike = bounds.call(aten.where.ScalarSelf, nan, 1.0, alike)
+    ties = bounds.call(aten.clamp_min.default, bounds.reduced(alike), 1.0)
+    share = bounds.of_rows(bounds.divided(bounds.cast(given, torch.float32), ties))
+    return bounds.cast(bounds.call(aten.mul.Tensor, alike, share), node.meta["val"].dtype)
