@@ -49,7 +49,7 @@ class Options:
         early_launch: kernels of inference graphs start, and load weights, while the kernel in front of them still
             runs.
         float32_parts: linear layers of float32, which torch's default keeps off the tensor cores in tf32, are computed
-            there by products of bf16 parts, as exactly.
+            there in inference by products of bf16 parts, as exactly.
         keep_lists: keep sorted lists of edges from call to call, where torch counts no change of an argument in between
             and no CUDA graph is captured: for who writes to lists by torch's operators alone. Those of constant buffers
             (``constant_weights``) are always kept.

@@ -75,7 +75,7 @@ class Recurrent(nn.Module):
 def recurrent():
     return Recurrent(), torch.randn(3, 5, 24)
 def float32(rows=65536):
-    return nn.Sequential(nn.Linear(24, 256), nn.ReLU(), nn.Linear(256, 8)), torch.randn(rows, 24)
+    return nn.Sequential(nn.Linear(136, 256), nn.ReLU(), nn.Linear(256, 8)), torch.randn(rows, 136)
 def noise():
     return nn.Linear(24, 40).bfloat16(), torch.randn(4, 24).bfloat16()
 def holes():

@@ -42,7 +42,7 @@ def test_parts_are_those_of_torch() -> None:
         assert torch.equal(got.cpu(), want)
 
 
-@pytest.mark.parametrize("width", [50, 64, 128, 200, MOST_FEATURES])
+@pytest.mark.parametrize("width", [50, 64, 100, MOST_FEATURES])
 @pytest.mark.parametrize("kind", ["random", "positive"])
 def test_error_is_at_most_twice_eagers(width: int, kind: str) -> None:
     module, x = chain(width, 2), torch.randn(3000, width, device="cuda")

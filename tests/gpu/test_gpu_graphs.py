@@ -213,7 +213,7 @@ def test_calls_at_addresses_that_come_back_are_a_graph(name: str):
                 bound(tuple(out.values()))
                 torch.cuda.synchronize()
                 assert_same_bits(right, out)
-    assert (len(bound._launches), len(bound._graphs)) == (0, 2)
+    assert (len(bound._again._launches), len(bound._again._graphs)) == (0, 2)
 
 
 @pytest.mark.gpu
@@ -252,7 +252,7 @@ def test_graphs_of_addresses_are_given_back():
     for out in outs:
         for _ in range(3):
             bound(tuple(out.values()))
-        assert len(bound._graphs) + len(bound._launches) <= KEPT
+        assert len(bound._again._graphs) + len(bound._again._launches) <= KEPT
     torch.cuda.synchronize()
     for out in outs:
         assert_same_bits(wanted, out)

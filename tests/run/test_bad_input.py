@@ -339,7 +339,7 @@ def test_a_kernel_that_nvrtc_refuses():
 def test_after_a_timeout_every_call_says_so():
     class Expired(Launch):
         def __init__(self) -> None:
-            self.source = SimpleNamespace(pipeline=chain(1, 16))
+            self.kernel = kernel_of(chain(1, 16))
 
         def check(self) -> None:
             raise QueueTimeout("stage 'a' waited too long", "restart the process")

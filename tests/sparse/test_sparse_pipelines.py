@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import gc
 import json
 import math
 import re
 import shutil
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -312,6 +314,22 @@ def test_the_kernels_on_the_host(name, monkeypatch):
     with torch.no_grad():
         exact = module(*[x.to_dense() if x.layout != torch.strided else x for x in inputs])
     assert oracle.error(got, exact) < 2e-6
+
+
+def test_what_kernels_were_told_of_stays(monkeypatch):
+    """They know addresses alone: a copy of an input in another order must live as long as the step."""
+    told = []
+
+    class Watched(Interpreted):
+        def bind(self, tensors, rows, written):
+            told.extend(weakref.ref(t) for t in tensors.values())
+            return lambda new: [t.zero_() for t in new]
+
+    monkeypatch.setattr(program, "executable", lambda pipeline, kind, device: Watched(pipeline, plain))
+    (module, inputs, formats), _ = MODELS["sae"]
+    bound = made(module, *inputs, **formats)
+    gc.collect()
+    assert told and all(ref() is not None for ref in told) and bound.steps
 
 
 @pytest.mark.gpu

@@ -1,6 +1,6 @@
-"""``EmbeddingBag``: rows of a table that indices name, reduced bag by bag, and its gradients.
+"""``EmbeddingBag``: rows of a table that indices name, reduced bag by bag.
 
-Gathered rows are written nowhere where a ragged region takes them, and the table's gradient is a sum by index.
+Gathered rows are written nowhere where a ragged region takes them. In training bags stay PyTorch's.
 """
 
 from __future__ import annotations
@@ -20,11 +20,10 @@ from tilestream.graph.sizes import hint, settled
 from tilestream.graph.sums import DTYPES
 
 SUM, MEAN, MAX = 0, 1, 2
-GRADIENTS = (aten._embedding_bag_backward, aten._embedding_bag_per_sample_weights_backward)
 
 
 def open_bags(graph: fx.Graph, settings: Settings) -> int:
-    """Bags become gathers and reductions over bounds, with their gradients; how many were. Others say why not."""
+    """Bags become gathers and reductions over bounds; how many did. Others say why not."""
     if settings.sums is None:
         return 0
     bags = [n for n in graph.nodes if packet(n) in (aten._embedding_bag, aten._embedding_bag_forward_only)]
@@ -50,23 +49,10 @@ def why_not(node: fx.Node) -> str | None:
         return f"of more than {MOST_FEATURES} features"
     if hint(indices.shape[0]) > MOST_ROWS:
         return "of so many rows that int32 does not number them"
-    backward = list(_gradients(node))
-    if any(b is None for b in backward):
-        return "whose other results are read"
-    if not backward:
-        return None
-    if argument(node, 3, "scale_grad_by_freq", False) or argument(node, 5, "sparse", False):
-        return "whose gradient is sparse, or scaled by how often an index comes"
-    if argument(node, 4, "mode", SUM) == MAX:
-        return "of maxima in training: its gradient needs which row was largest"
-    return None
-
-
-def _gradients(node: fx.Node) -> list[fx.Node | None]:
-    """The gradients' operators; None where something else reads more of a bag than its result."""
     more = [n for n in node.users if n.target is not getitem or n.args[1] != 0]
-    readers = dict.fromkeys(u for n in more for u in (n.users if n.target is getitem else [n]))
-    return [u if packet(u) in GRADIENTS else None for u in readers]
+    if any(n.users if n.target is getitem else True for n in more):
+        return "in training, or one whose other results are read"
+    return None
 
 
 class _Bag:
@@ -81,7 +67,6 @@ class _Bag:
 
     def replace(self) -> None:
         node, graph = self.node, self.node.graph
-        gradients = [g for g in _gradients(node) if g is not None]
         with graph.inserting_before(node):
             bounds = self._bounds()
             self.counted = self._mask(bounds)
@@ -89,12 +74,6 @@ class _Bag:
         for user in [u for u in node.users if u.args[1] == 0]:
             user.replace_all_uses_with(made)
         made.meta["val"] = node.meta["val"][0]
-        for gradient in gradients:
-            with graph.inserting_before(gradient):
-                by_table = packet(gradient) is aten._embedding_bag_backward
-                own = bounds.at(gradient)
-                gradient.replace_all_uses_with((self._of_table if by_table else self._of_shares)(own, gradient))
-            graph.erase_node(gradient)
 
     def _bounds(self) -> Bounds:
         """As PyTorch's kernel, which takes the last bag to the end whatever the last offset says."""
@@ -136,21 +115,3 @@ class _Bag:
         most = bounds.reduced(bounds.call(aten.where.ScalarOther, counts, rows, -inf), "max")
         some = bounds.call(aten.gt.Scalar, self._counts(bounds), 0.0)
         return bounds.call(aten.where.ScalarOther, some, most, 0.0)
-
-    def _of_table(self, bounds: Bounds, gradient: fx.Node) -> fx.Node:
-        """A sum by index of what its bag's gradient is for each row."""
-        given: Any = gradient.args[0]
-        rows = bounds.of_rows(self._means(bounds, given) if self.mode == MEAN else given)
-        if self.shares is not None:
-            rows = bounds.call(aten.mul.Tensor, rows, bounds.wide(self.shares, 2))
-        rows = self._kept(bounds, rows)
-        return bounds.call(aten.embedding_dense_backward.default, rows, self.indices, gradient.args[6], -1, False)
-
-    def _of_shares(self, bounds: Bounds, gradient: fx.Node) -> fx.Node:
-        """Of each index its row times its bag's gradient, added up in fp32."""
-        given: Any = gradient.args[0]
-        table = bounds.call(aten.embedding.default, self.weight, self.indices)
-        sides = [bounds.cast(x, torch.float32) for x in (bounds.of_rows(given), table)]
-        products = self._kept(bounds, bounds.call(aten.mul.Tensor, *sides))
-        dtype = gradient.meta["val"].dtype
-        return bounds.cast(bounds.call(aten.sum.dim_IntList, products, [1]), dtype)

@@ -1,11 +1,11 @@
-"""``segment_reduce`` along the first dimension: reductions over the bounds that it is given, and its gradient."""
+"""``segment_reduce`` along the first dimension: reductions over the bounds that it is given. In training it stays
+PyTorch's."""
 
 from __future__ import annotations
 
 from math import inf
 from typing import Any
 
-import torch
 from torch import fx
 
 from tilestream.graph.nodes import aten, packet, value
@@ -27,14 +27,13 @@ def open_segments(graph: fx.Graph, settings: Settings) -> int:
         return 0
     made = 0
     for node in list(graph.nodes):
-        kind = packet(node)
-        if kind not in (aten.segment_reduce, aten._segment_reduce_backward):
+        if packet(node) is not aten.segment_reduce:
             continue
         if (why := why_not(node)) is not None:
             node.meta[APART] = f"a segment_reduce {why}"
             continue
         with graph.inserting_before(node):
-            result = _reduced(node) if kind is aten.segment_reduce else _gradient(node)
+            result = _reduced(node)
         node.replace_all_uses_with(result)
         result.meta["val"] = node.meta["val"]
         graph.erase_node(node)
@@ -53,17 +52,17 @@ def why_not(node: fx.Node) -> str | None:
     initial = node.kwargs.get("initial")
     if not (initial is None or isinstance(initial, int | float)) or hint(fake.shape[0]) > MOST_ROWS:
         return "that starts with what is no number, or has more rows than int32 numbers"
-    if packet(node) is aten._segment_reduce_backward and _how(node) == "prod":
-        return "of products in training"
+    if any(packet(n) is aten._segment_reduce_backward for n in node.graph.nodes):
+        return "in training"
     return None
 
 
 def _data(node: fx.Node) -> Any:
-    return node.args[0 if packet(node) is aten.segment_reduce else 2]
+    return node.args[0]
 
 
 def _how(node: fx.Node) -> str:
-    return str(node.args[1 if packet(node) is aten.segment_reduce else 3])
+    return str(node.args[1])
 
 
 def _bounds_given(node: fx.Node) -> tuple[Any, bool]:
@@ -101,20 +100,3 @@ def _reduced(node: fx.Node) -> fx.Node:
     if initial is not None and how in OF_NOTHING:
         total = bounds.call(aten.clamp_min.default if how == "max" else aten.clamp_max.default, total, initial)
     return total
-
-
-def _gradient(node: fx.Node) -> fx.Node:
-    """Of a maximum its share for each row that has it."""
-    operands: Any = node.args
-    given, output, data, how = operands[:4]
-    bounds, dims = _bounds(node), _data(node).meta["val"].dim()
-    if how == "mean":
-        return bounds.of_rows(bounds.divided(given, bounds.lengths(dims)))
-    if how == "sum":
-        return bounds.of_rows(given)
-    alike = bounds.cast(bounds.call(aten.eq.Tensor, data, bounds.of_rows(output)), torch.float32)
-    nan = bounds.call(aten.ne.Tensor, data, data)
-    alike = bounds.call(aten.where.ScalarSelf, nan, 1.0, alike)
-    ties = bounds.call(aten.clamp_min.default, bounds.reduced(alike), 1.0)
-    share = bounds.of_rows(bounds.divided(bounds.cast(given, torch.float32), ties))
-    return bounds.cast(bounds.call(aten.mul.Tensor, alike, share), node.meta["val"].dtype)

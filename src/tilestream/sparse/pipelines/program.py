@@ -334,7 +334,7 @@ class BoundProgram:
         enqueue: Enqueue = executable(low.pipeline, self.of.target, self.of.device).bind(given, nodes, written)
         results = {t.name: (nodes, *(a.size or 1 for a in t.axes[1:])) for t in low.pipeline.by_role(Role.OUTPUT)}
 
-        def run(have: Have) -> None:
+        def run(have: Have, held: Have = given) -> None:  # kernels know addresses alone: what lies there must stay
             read = [_laid(have[b.tensor], b.dims) for b in low.reads if b.name in new]
             made = [torch.empty(results[b.name], dtype=self.of.dtype, device=self.of.device) for b in low.results]
             enqueue([*read, *made])
