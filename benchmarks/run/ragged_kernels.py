@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -76,7 +77,7 @@ def measured(case: RaggedCase, seed: int) -> dict[str, Any]:
     }
 
 
-def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
+def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Mean absolute and mean error of the predictions, and the worst."""
     off = [r["predicted_us"] / r["us"] - 1 for r in rows if r.get("us")]
     return {
