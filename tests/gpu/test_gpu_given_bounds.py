@@ -85,6 +85,14 @@ def test_csr_and_jagged() -> None:
         check(Jagged(how), (torch.randn(90, 16, device="cuda"), offsets), False)
 
 
+def surely_routed(module: Experts, x: Tensor) -> Tensor:
+    """Tokens whose last chosen expert leads by more than the router's rounding: close scores go either way."""
+    scores = module.router(x).float().sort(descending=True).values
+    sure = scores[:, module.top - 1] - scores[:, module.top] > 0.02 * scores.abs().amax(1)
+    assert sure.float().mean() > 0.8
+    return sure
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("training", [False, True])
 def test_experts(training: bool) -> None:
@@ -95,7 +103,8 @@ def test_experts(training: bool) -> None:
     x = torch.randn(400, 128, device="cuda").bfloat16()
     for _ in range(2):
         own, ours = (run(f, module, (x,), training) for f in (module, fast))
-        assert (ours - own).norm() <= 2e-2 * own.norm()
+        sure = slice(None) if training else surely_routed(module, x)
+        assert (ours - own)[sure].norm() <= 2e-2 * own[sure].norm()
         assert torch.equal(ours, run(fast, module, (x,), training))
         x = x.flip(0) * 0.7
     if training:

@@ -44,3 +44,13 @@ def test_reasons_of_operators_without_a_rule(function, says: str):
     torch._dynamo.reset()
     (graph,) = capture(Fn(function, linear(9, 9)), [torch.randn(37, 9)]).graphs
     assert any(says in e.reason for e in partition(graph).exclusions)
+
+
+def test_a_product_of_unlike_dtypes_is_left_to_torch():
+    """A GPU's capture lets it through (torch 2.11), and parts of float32 would take it."""
+    torch._dynamo.reset()
+    (graph,) = capture(linear(9, 9), [torch.randn(37, 9)]).graphs
+    for node in graph.graph.nodes:
+        if node.op == "placeholder" and node.meta["val"].shape == (9, 9):
+            node.meta["val"] = node.meta["val"].bfloat16()
+    assert any("which torch refuses" in e.reason for e in partition(graph).exclusions)

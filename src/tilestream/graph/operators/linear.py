@@ -64,6 +64,8 @@ def linear(e: Emitter, node: fx.Node, rows: tuple[int, int] | None = None) -> Ti
         raise Unsupported("the weight is not a matrix")
     if kind is aten.bmm and not same_size(fake.shape[0], 1):
         raise Unsupported("a batch of matrices: rows do not share one weight")
+    if (given := value(x)) is not None and given.dtype != fake.dtype:
+        raise Unsupported(f"a product of {given.dtype} and {fake.dtype}, which torch refuses")
     outs, ins = fake.shape[-2:] if straight else reversed(fake.shape[-2:])
     if not isinstance(outs, int) or not isinstance(ins, int):
         raise Unsupported("the weight's size is dynamic")
