@@ -10,10 +10,12 @@ from tilestream import devices
 from tilestream.devices import Device
 from tilestream.graph.capture import capture
 from tilestream.graph.cut import Cutter
+from tilestream.graph.depthwise import DEPTHWISE
 from tilestream.graph.rewrites.settings import Settings
 from tilestream.options import Options
 from tilestream.plan import messages, precision
 from tilestream.plan.analysis import Analysis
+from tilestream.plan.depthwise import take_expected
 from tilestream.plan.gradient_launches import least_rows
 from tilestream.plan.interaction import TARGETS, place_expected
 from tilestream.plan.predicted import of_graphs
@@ -48,9 +50,10 @@ def analyse(
     for graph, kind in zip(found.graphs, found.kinds, strict=True):
         if kind == "inference":
             place_expected(graph, False, options, device)
+            take_expected(graph, options, device)
     made = of_graphs(model, found, options, device, training, sums)
-    if any(n.target in (*TARGETS, *messages.TARGETS) for graph in found.graphs for n in graph.graph.nodes):
-        apart = replace(options, interactions=False)
+    if any(n.target in (*TARGETS, *messages.TARGETS, DEPTHWISE) for graph in found.graphs for n in graph.graph.nodes):
+        apart = replace(options, interactions=False, convolutions="off")
         plain = analyse(model, inputs, apart, device, keywords=keywords, training=training, sums=False)
         made = replace(made, plain_graphs=plain.graphs)
     return replace(made, float32=precision.alternatives(made, found, model, inputs, keywords or {}))

@@ -28,13 +28,14 @@ from tilestream.graph.costs.work import (
     size,
     work,
 )
+from tilestream.graph.depthwise import DEPTHWISE
 from tilestream.graph.eager import EagerOp
 from tilestream.graph.nodes import name as target_name
 from tilestream.graph.nodes import packet, value
 from tilestream.graph.provenance import source
 from tilestream.graph.rewrites.epilogues import is_linear, missing_columns
 from tilestream.graph.sizes import hint
-from tilestream.plan import concatenations, interaction, messages
+from tilestream.plan import concatenations, depthwise, interaction, messages
 from tilestream.plan.concatenations import is_cat
 from tilestream.plan.indexed import accesses, by_atomics, is_table_gradient, scatters
 from tilestream.plan.values import Moved, Readers, moved, producer, reads
@@ -58,7 +59,7 @@ def alone(node: fx.Node) -> bool:
     Products and attention are libraries'; some additions by an index are PyTorch's (``plan.indexed``); a sum over rows
     goes over its operand the other way. A concatenation of many parts is memory that others write into.
     """
-    if node.target in interaction.TARGETS or node.target in messages.TARGETS:
+    if node.target in interaction.TARGETS or node.target in messages.TARGETS or node.target is DEPTHWISE:
         return True
     summed, over_rows = reduced(node)
     own = scatters(node) and not by_atomics(node)
@@ -91,6 +92,8 @@ def kernels(nodes: Sequence[fx.Node], readers: Readers, tf32: bool) -> tuple[Ker
     first = nodes[0]
     if first.target in interaction.TARGETS:
         return (_kernel((first,), interaction.work_of(first), interaction.moved_by(first)),)
+    if first.target is DEPTHWISE:
+        return (_kernel((first,), depthwise.work_of(first), depthwise.moved_by(first)),)
     touched = moved(nodes, readers)
     if first.target in messages.TARGETS:
         return messages.kernels_of(first, touched)

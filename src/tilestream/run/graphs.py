@@ -38,6 +38,7 @@ from tilestream.plan.tails import all_promising
 from tilestream.plan.turned import turned
 from tilestream.run import ahead, edge_networks, gradients, prepare, tails
 from tilestream.run.chain_calls import ChainCalls
+from tilestream.run.depthwise import take_depthwise
 from tilestream.run.interaction import stream_interactions
 from tilestream.run.masked_attention import stream_masked
 from tilestream.run.place import Calls
@@ -53,7 +54,7 @@ log = logging.getLogger(__name__)
 class Compilation:
     """One compilation of a captured graph: inference, or forward and backward.
 
-    ``plans`` are those of the calls that were placed last; ``interactions`` those of an inference graph; ``rewritten``
+    ``plans`` are those of the calls that were placed last; ``beside`` those of operators of ours in an inference graph; ``rewritten``
     says that a joint graph had some; ``saved_us`` is what Inductor saves over regions' borders (``plan.borders``).
 
     It lives as long as the compiled function, so it holds the user's tensors by weak references only.
@@ -70,7 +71,7 @@ class Compilation:
     patches: Mapping[str, Any] = field(default_factory=dict)
     plans: list[Plan] = field(default_factory=list)
     saved_us: float | None = None
-    interactions: list[Plan] = field(default_factory=list)
+    beside: list[Plan] = field(default_factory=list)
     rewritten: bool = False
     is_part: bool = False
     masked: int = 0
@@ -108,7 +109,8 @@ class Compilation:
             self._planned = self.options.with_(constant_weights=False)  # steps of training change them
         try:
             if not training:
-                self.interactions = stream_interactions(graph, False, self.options, self.target)
+                self.beside = stream_interactions(graph, False, self.options, self.target)
+                self.beside += take_depthwise(graph, self.options, self.target)
                 self.masked = self._attends() and stream_masked(graph, self.options)
             with timed("regions"):
                 kind: Kind = "backward" if backward else "forward" if training else "inference"
@@ -144,7 +146,7 @@ class Compilation:
             return False
         ours = (SEGMENTS, SEGMENT_REDUCE)
         self.rewritten = self.rewritten or any(n.target in ours or COUNTED in n.meta for n in graph.graph.nodes)
-        return bool(self.plans or self.interactions or self.rewritten or self.masked)
+        return bool(self.plans or self.beside or self.rewritten or self.masked)
 
     def stream_joint(self, graph: fx.GraphModule) -> None:
         """Put our operators in the place of the interactions of a joint graph, before it is cut."""
@@ -197,7 +199,7 @@ class Compilation:
 
     def _whole(self) -> Whole:
         originals = [known() for known in self._inputs]
-        beside_us = sum(made.gain_us for made in self.interactions)
+        beside_us = sum(made.gain_us for made in self.beside)
         return Whole(
             self.options, self.target, self.patches, self.plans, originals, beside_us, self.saved_us, self.is_part
         )

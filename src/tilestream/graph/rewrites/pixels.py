@@ -3,6 +3,7 @@
 A tensor in torch's ``channels_last`` format says ``[images, channels, height, width]`` and lies as ``[images, height,
 width, channels]``. ``to_pixels`` says the latter throughout: convolutions, and what follows element by element, work on
 rows of channels, under views that cost nothing. ``from_pixels`` undoes it for convolutions that no region takes.
+Depthwise convolutions that were chosen to be our operator (``graph.depthwise``) become it, with what that takes in.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ import torch
 from torch import fx
 
 from tilestream.graph.convolutions import FIRST, LAST, convolution, pair, why_not
-from tilestream.graph.nodes import argument, aten, first_alone, packet, value
+from tilestream.graph.depthwise import TAKEN
+from tilestream.graph.nodes import argument, aten, first_alone, packet, permutation, value
 from tilestream.graph.operators import ELEMENTWISE
+from tilestream.graph.rewrites.depthwise import Taken, taken_in
 from tilestream.graph.rewrites.each import each
 from tilestream.graph.rewrites.insert import call
 from tilestream.graph.rewrites.narrow_pixels import narrow, side_by_side
@@ -33,14 +36,19 @@ def to_pixels(graph: fx.Graph, settings: Settings) -> int:
 
     Where another operator reads a result, a view shows it as before. Batch norms become a scale and a shift.
     """
-    pixels: dict[fx.Node, fx.Node] = {}
+    lying = {n: n.args[0] for n in graph.nodes if _lies_last(n)}
+    pixels: dict[fx.Node, fx.Node] = dict(lying)
     taken = any((packet(n) is aten.convolution and not why_not(n)) or narrow(n) is not None for n in graph.nodes)
-    folded = _folded(graph) if taken else {}
+    folded = _folded(graph) if taken or any(TAKEN in n.meta for n in graph.nodes) else {}
+    done: set[fx.Node] = set(lying)
     for node in list(graph.nodes):
-        if node.op != "call_function":
+        if node.op != "call_function" or node in done:
             continue
         with graph.inserting_before(node):
-            if packet(node) is aten.convolution and not why_not(node):
+            if TAKEN in node.meta and (ours := Taken.of(node, folded)) is not None:
+                pixels[ours.site.last] = taken_in(ours, _seen(ours.x, pixels))
+                done |= ours.inside
+            elif packet(node) is aten.convolution and not why_not(node):
                 pixels[node] = _convolution(node, pixels, settings.bulk)
             elif (few := narrow(node)) is not None:
                 slid = [list(pair) for pair in (few.window.stride, few.window.padding, few.window.dilation)]
@@ -52,10 +60,12 @@ def to_pixels(graph: fx.Graph, settings: Settings) -> int:
             ):
                 _batch_norm(node, pixels, folded[node])
     for node, made in pixels.items():
+        if node in lying:
+            continue
         with graph.inserting_after(node):
             shown = call(node, aten.permute.default, made, FIRST)
         node.replace_all_uses_with(shown, delete_user_cb=lambda user, made=pixels: user not in made)
-    return len(pixels)
+    return len(pixels) - len(lying)
 
 
 @each(convolution)
@@ -65,6 +75,19 @@ def from_pixels(node: fx.Node, _: Settings) -> fx.Node:
     shown = call(node, aten.permute.default, x, FIRST)
     made = call(node, aten.convolution.default, shown, *others, False, [0, 0], 1)
     return call(node, aten.permute.default, made, LAST)
+
+
+def _lies_last(node: fx.Node) -> bool:
+    """Whether a node is a view, with channels first, of what was computed with its channels last."""
+    if permutation(node) != FIRST:
+        return False
+    before = value(node.args[0])
+    return before is not None and before.dim() == 4 and before.is_contiguous()
+
+
+def _is_vector(fake: torch.Tensor, like: torch.Tensor) -> bool:
+    """Whether a tensor has one number for each channel of pictures: ``[1, channels, 1, 1]``, as a layer's scale."""
+    return list(fake.shape) == [1, like.shape[1], 1, 1]
 
 
 def _seen(node: fx.Node, pixels: dict[fx.Node, fx.Node]) -> fx.Node:
@@ -95,6 +118,8 @@ def _follows(node: fx.Node, pixels: dict[fx.Node, fx.Node]) -> bool:
     for n in operands:
         other = value(n)
         assert other is not None
+        if _is_vector(other, fake) and not _is_vector(fake, fake):
+            continue
         if n not in pixels and not other.is_contiguous(memory_format=torch.channels_last):
             return False
         if [expression(d) for d in other.shape] != shape:
@@ -103,7 +128,14 @@ def _follows(node: fx.Node, pixels: dict[fx.Node, fx.Node]) -> bool:
 
 
 def _elementwise(graph: fx.Graph, node: fx.Node, pixels: dict[fx.Node, fx.Node]) -> fx.Node:
-    seen = {n: _seen(n, pixels) for n in node.all_input_nodes if value(n) is not None}
+    fake = node.meta["val"]
+
+    def seen_here(n: fx.Node) -> fx.Node:
+        other = n.meta["val"]
+        vector = _is_vector(other, fake) and not _is_vector(fake, fake)
+        return call(n, aten.reshape.default, n, [other.shape[1]]) if vector else _seen(n, pixels)
+
+    seen = {n: seen_here(n) for n in node.all_input_nodes if value(n) is not None}
     made = graph.node_copy(node, lambda n: seen.get(n, n))
     made.meta = {**node.meta, "val": node.meta["val"].permute(LAST).contiguous()}
     return made

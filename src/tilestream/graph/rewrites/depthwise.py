@@ -1,0 +1,73 @@
+"""Depthwise convolutions as our operator, on pictures whose channels lie last: with the norm, the activation and the
+mean behind them where it takes these in."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+
+from tilestream.graph.depthwise import DEPTHWISE, TAKEN, Site
+from tilestream.graph.nodes import argument, aten
+from tilestream.graph.rewrites.insert import call
+from tilestream.kernels.operators.depthwise import Tile
+
+CAST = torch.ops.prims.convert_element_type.default
+
+
+@dataclass(frozen=True)
+class Taken:
+    """A site that becomes the operator, with the scale and the shift that its norm is."""
+
+    site: Site
+    tile: Tile
+    scale: fx.Node | None
+    shift: fx.Node | None
+
+    @classmethod
+    def of(cls, node: fx.Node, folded: Mapping[fx.Node, tuple[fx.Node, fx.Node]]) -> Taken | None:
+        """None where the norm is none of ``folded``, those that are a scale and a shift."""
+        site, tile = node.meta.pop(TAKEN)
+        if site.norm is None:
+            return cls(site, tile, None, None)
+        return cls(site, tile, *folded[site.norm]) if site.norm in folded else None
+
+    @property
+    def x(self) -> fx.Node:
+        """What is convolved, with its channels first."""
+        x = self.site.node.args[0]
+        assert isinstance(x, fx.Node)
+        return x
+
+    @property
+    def inside(self) -> set[fx.Node]:
+        """The nodes that the operator computes."""
+        found, node = {self.site.node}, self.site.last
+        while node not in found:
+            found.add(node)
+            node = node.all_input_nodes[0]
+        return found
+
+
+def taken_in(taken: Taken, x: fx.Node) -> fx.Node:
+    """The operator's result on ``x``, whose channels lie last, where the graph inserts; means of it are replaced."""
+    site, node = taken.site, taken.site.node
+    weight, bias = node.args[1:3]
+    conv, tile = site.conv, [taken.tile.rows, taken.tile.columns]
+    slid = (conv.stride, list(conv.padding), conv.activation, tile, conv.pooled)
+    made = call(node, DEPTHWISE, x, weight, bias, taken.scale, taken.shift, *slid)
+    result = call(node, operator.getitem, made, 0)
+    if conv.pooled:
+        pooled = call(node, operator.getitem, made, 1)
+        for mean in site.means:
+            with node.graph.inserting_before(mean):
+                total = call(mean, aten.sum.dim_IntList, pooled, [1])
+                fake = mean.meta["val"]
+                share = call(mean, CAST, call(mean, aten.mul.Tensor, total, 1 / (conv.out[0] * conv.out[1])), fake.dtype)
+                kept = bool(argument(mean, 2, "keepdim", False))
+                shaped = call(mean, aten.reshape.default, share, [*share.meta["val"].shape, 1, 1]) if kept else share
+            mean.replace_all_uses_with(shaped)
+    return result

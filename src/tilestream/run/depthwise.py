@@ -1,0 +1,97 @@
+"""Depthwise convolutions as kernels of ours: which are, by measurement where there is a GPU, and what runs them there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from tilestream.announce import announced
+from tilestream.graph.convolutions import FIRST, LAST
+from tilestream.graph.depthwise import DEPTHWISE, depthwise
+from tilestream.graph.own import on_gpu
+from tilestream.ir.dtypes import TORCH_DTYPES
+from tilestream.kernels.operators.depthwise import Tile, kernel
+from tilestream.options import Options
+from tilestream.plan.candidates import FALLBACK, Candidate, Plan
+from tilestream.plan.depthwise import Kind, kind_of, question, sites, take, tile_on
+from tilestream.run import prepare
+from tilestream.run.target import Target
+from tilestream.run.timer import Trial
+
+
+def take_depthwise(owner: fx.GraphModule, options: Options, target: Target) -> list[Plan]:
+    """Have the depthwise convolutions of an inference graph that win by it become our operator; the choices for these.
+
+    An exception of ours costs the convolution, and is announced.
+
+    Raises:
+        TilestreamError: with ``fallback=False``.
+    """
+    taken: list[Plan] = []
+    found = sites(owner.graph, options)
+    _build_ahead([kind_of(site) for site in found], options, target)
+    for site in found:
+        with announced("a depthwise convolution goes to Inductor", options.fallback):
+            made = choice(kind_of(site), options, target)
+            if made.wins:
+                take(site, target.hardware)
+                taken.append(made)
+    return taken
+
+
+def choice(kind: Kind, options: Options, target: Target) -> Plan:
+    """Ours or the library's: timed once, predicted where nothing is timed."""
+    asked = question(kind, target.hardware, target.kind == "reference")
+    return prepare.chosen(asked, lambda: depthwise_trial(kind, target), options, target)
+
+
+def _build_ahead(kinds: Sequence[Kind], options: Options, target: Target) -> None:
+    """Begin to compile the kernels that will be timed, side by side."""
+    if kinds and prepare.measures(options, target):
+        from tilestream.cuda.cache import compile_ahead
+
+        with prepare.kernels_kept(options, target):
+            compile_ahead([kernel(k.conv, tile_on(k, target.hardware)).source for k in dict.fromkeys(kinds)])
+
+
+def depthwise_trial(kind: Kind, target: Target) -> Trial:
+    """Our kernel with what it takes in, and the library's convolution without: what Inductor makes of the rest comes on
+    top of that. Held to PyTorch's operators."""
+    conv, tile = kind.conv, tile_on(kind, target.hardware)
+    slid = (conv.stride, list(conv.padding), conv.activation, [tile.rows, tile.columns], conv.pooled)
+
+    def make() -> list[Any]:
+        generator = torch.Generator(target.device).manual_seed(0)
+
+        def normal(*shape: int, dtype: torch.dtype = TORCH_DTYPES[conv.dtype]) -> Tensor:
+            return torch.randn(shape, device=target.device, generator=generator, dtype=dtype)
+
+        vectors = [normal(conv.channels, dtype=torch.float32) if conv.scaled else None for _ in range(2)]
+        bias = normal(conv.channels) if kind.biased else None
+        x = normal(kind.images, conv.height, conv.width, conv.channels)
+        return [x, normal(conv.channels, 1, *conv.kernel) / conv.kernel[0], bias, *vectors]
+
+    def call(candidate: Candidate, values: Sequence[Any]) -> Callable[[], Sequence[Tensor]]:
+        x, weight, bias, *_ = values
+        if candidate.strategy != FALLBACK:
+            return lambda: DEPTHWISE(*values, *slid)
+        numbers = ([conv.stride] * 2, list(conv.padding), [1, 1], False, [0, 0], conv.channels)
+        return lambda: [torch.ops.aten.convolution(x.permute(FIRST), weight, bias, *numbers).permute(LAST)]
+
+    return Trial("depthwise convolution", make, call, lambda *values: depthwise(*values, *slid))
+
+
+def _cuda(
+    x: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor | None, shift: Tensor | None, stride: int,
+    padding: Sequence[int], activation: str, tile: Sequence[int], pooled: bool,
+) -> list[Tensor]:  # fmt: skip
+    from tilestream.cuda.depthwise import convolved
+
+    slid = (stride, (padding[0], padding[1]), activation, pooled)
+    return convolved(x, weight, bias, scale, shift, *slid, Tile(tile[0], tile[1]))
+
+
+on_gpu(DEPTHWISE, _cuda)
