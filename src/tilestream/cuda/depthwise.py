@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -10,22 +13,10 @@ from tilestream.ir.dtypes import DTYPES
 from tilestream.kernels.operators.depthwise import Depthwise, Tile, ctas, kernel
 
 
-def convolved(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    scale: Tensor | None,
-    shift: Tensor | None,
-    stride: int,
-    padding: tuple[int, int],
-    activation: str,
-    pooled: bool,
-    tile: Tile,
-) -> list[Tensor]:
+def convolved(x: Tensor, *given: Any) -> list[Tensor]:
     """``graph.depthwise.depthwise`` by its kernel."""
     sms = torch.cuda.get_device_properties(x.device).multi_processor_count
-    given = (x, weight, bias, scale, shift, stride, padding, activation, pooled, tile, sms)
-    return list(launch(call(*given), x.device))
+    return list(launch(call(x, *given, sms=sms), x.device))
 
 
 def call(
@@ -35,27 +26,23 @@ def call(
     scale: Tensor | None,
     shift: Tensor | None,
     stride: int,
-    padding: tuple[int, int],
+    padding: Sequence[int],
     activation: str,
+    tile: Sequence[int],
     pooled: bool,
-    tile: Tile,
     sms: int,
     address: Address = Tensor.data_ptr,
 ) -> LaneCall:
     """The launch of ``convolved`` on a device of so many SMs."""
     images, height, width, channels = x.shape
-    kernel_y, kernel_x = weight.shape[2:]
-    conv = Depthwise(
-        height, width, channels, (kernel_y, kernel_x), stride, padding, DTYPES[x.dtype], scale is not None, activation,
-        pooled,
-    )  # fmt: skip
+    window, by = (weight.shape[2], weight.shape[3]), Tile(tile[0], tile[1])
+    behind = (DTYPES[x.dtype], scale is not None, activation, pooled)
+    conv = Depthwise(height, width, channels, window, stride, (padding[0], padding[1]), *behind)
     made = [x.new_empty(images, *conv.out, channels)]
-    if pooled:
-        made.append(x.new_empty(images, tile.tiles(conv), channels, dtype=torch.float32))
-    held = {
-        "x": x.contiguous(), "weight": readable(weight.reshape(channels, -1).contiguous().view(-1)), "bias": None if bias is None else bias.contiguous(),
-        "scale": None if scale is None else scale.contiguous(), "shift": None if shift is None else shift.contiguous(),
-    }  # fmt: skip
+    made += [x.new_empty(images, by.tiles(conv), channels, dtype=torch.float32)] if pooled else []
+    flat = {"x": x.contiguous().view(-1), "weight": weight.contiguous().view(-1)}
+    read = flat | {"bias": bias, "scale": scale, "shift": shift}
+    held = {name: None if t is None else readable(t) for name, t in read.items()}
     values = {name: 0 if t is None else address(t) for name, t in held.items()}
     values |= {"out": address(made[0]), "pooled": address(made[1]) if pooled else 0, "images": images}
-    return LaneCall(kernel(conv, tile), ctas(conv, tile, images, sms), values, made, list(held.values()))
+    return LaneCall(kernel(conv, by), ctas(conv, by, images, sms), values, made, list(held.values()))

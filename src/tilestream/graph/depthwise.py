@@ -13,12 +13,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, fx
 
-from tilestream.graph.convolutions import FIRST, LAST, of_pictures
-from tilestream.graph.nodes import Unsupported, argument, aten, first_alone, number, packet, value
+from tilestream.graph.convolutions import FIRST, LAST
+from tilestream.graph.nodes import argument, aten, first_alone, number, packet, value
 from tilestream.graph.own import operator
 from tilestream.graph.sizes import hint
 from tilestream.ir.dtypes import DTYPES
-from tilestream.kernels.operators.depthwise import ACTIVATIONS, MOST_CHANNELS, MOST_KERNEL, Depthwise, Tile
+from tilestream.kernels.operators.depthwise import ACTIVATIONS, MOST_CHANNELS, MOST_KERNEL, Depthwise
 
 TAKEN = "tilestream.depthwise"
 """In the meta of convolutions that were chosen: their ``Site`` and ``Tile``."""
@@ -51,7 +51,8 @@ def depthwise(
         stride: of both sides. padding: (y, x).
         activation: one of ``ACTIVATIONS``.
         tile: rows and columns of output pixels that a lane of the kernel has.
-        pooled: a second result, fp32 [images, tiles of a picture, channels]: sums of the first over each tile.
+        pooled: a second result, fp32 [images, tiles of a picture, channels]: sums of the first over each tile, which
+            the kernel adds up before it rounds.
     """
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
     given = (None if t is None else t.to(wide) for t in (weight, bias, scale, shift))
@@ -71,32 +72,11 @@ def depthwise(
     return [made, sums.reshape(images, down * across, channels)]
 
 
-def _shapes(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    scale: Tensor | None,
-    shift: Tensor | None,
-    stride: int,
-    padding: Sequence[int],
-    activation: str,
-    tile: Sequence[int],
-    pooled: bool,
-) -> list[Tensor]:
-    sizes = zip(x.shape[1:3], weight.shape[2:], padding, strict=True)
-    height, width = ((size + 2 * edge - kernel) // stride + 1 for size, kernel, edge in sizes)
-    made = [x.new_empty((x.shape[0], height, width, x.shape[3]))]
-    if pooled:
-        tiles = -(-height // tile[0]) * -(-width // tile[1])
-        made.append(x.new_empty((x.shape[0], tiles, x.shape[3]), dtype=torch.float32))
-    return made
-
-
 DEPTHWISE = operator(
     "depthwise(Tensor x, Tensor weight, Tensor? bias, Tensor? scale, Tensor? shift, int stride, int[] padding, "
     "str activation, int[] tile, bool pooled) -> Tensor[]",
     depthwise,
-    _shapes,
+    depthwise,
 )
 
 
@@ -166,12 +146,14 @@ def _only_user(node: fx.Node) -> fx.Node | None:
 
 
 def _norm_behind(node: fx.Node) -> tuple[fx.Node | None, fx.Node]:
-    """The batch norm that alone reads ``node``, and the value of either."""
+    """The batch norm that alone reads ``node``, and the value of either. Its vectors are given, as ``to_pixels`` folds
+    them."""
     norm = _only_user(node)
     if norm is None or packet(norm) is not aten._native_batch_norm_legit_no_training or not first_alone(norm):
         return None, node
+    given = all(isinstance(v, fx.Node) and v.op in ("placeholder", "get_attr") for v in norm.args[1:5])
     part = _only_user(norm)
-    return (None, node) if part is None else (norm, part)
+    return (norm, part) if given and part is not None else (None, node)
 
 
 def _activation(node: fx.Node) -> str:

@@ -13,6 +13,7 @@ from math import ceil, prod
 import torch
 from torch import fx
 
+from tilestream.graph.convolutions import is_convolution
 from tilestream.graph.costs import flops
 from tilestream.graph.costs.table import GEMMS, Kind, row
 from tilestream.graph.costs.work import (
@@ -28,7 +29,7 @@ from tilestream.graph.costs.work import (
     size,
     work,
 )
-from tilestream.graph.depthwise import DEPTHWISE
+from tilestream.graph.depthwise import DEPTHWISE, site_of
 from tilestream.graph.eager import EagerOp
 from tilestream.graph.nodes import name as target_name
 from tilestream.graph.nodes import packet, value
@@ -95,6 +96,8 @@ def kernels(nodes: Sequence[fx.Node], readers: Readers, tf32: bool) -> tuple[Ker
     if first.target is DEPTHWISE:
         return (_kernel((first,), depthwise.work_of(first), depthwise.moved_by(first)),)
     touched = moved(nodes, readers)
+    if (site := site_of(first)) is not None:
+        return (_kernel((first,), depthwise.library_work(site), touched),)
     if first.target in messages.TARGETS:
         return messages.kernels_of(first, touched)
     if (amount := flops.of_node(first)) and (len(nodes) == 1 or nodes[-1].target is aten.relu.default):
@@ -189,7 +192,8 @@ def _sizes(node: fx.Node, amount: int) -> tuple[int, int, int, int]:
         return gemm(node)
     made, n = next((t for t in results(node) if t.dim()), None), 1
     if made is not None:
-        n = max(1, hint(made.shape[1 if "conv" in str(packet(node)) and made.dim() > 2 else -1]))
+        first = "conv" in str(packet(node)) and not is_convolution(node) and made.dim() > 2  # channels lie
+        n = max(1, hint(made.shape[1 if first else -1]))
     m = max(1, round(elements(node) / n))
     return 1, m, n, max(1, round(amount / (2 * m * n)))
 

@@ -1,4 +1,4 @@
-"""Depthwise convolutions as kernels of ours: which are, by measurement where there is a GPU, and what runs them there."""
+"""Depthwise convolutions as kernels of ours: which are, by measurement where there is a GPU."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tilestream.graph.convolutions import FIRST, LAST
 from tilestream.graph.depthwise import DEPTHWISE, depthwise
 from tilestream.graph.own import on_gpu
 from tilestream.ir.dtypes import TORCH_DTYPES
-from tilestream.kernels.operators.depthwise import Tile, kernel
+from tilestream.kernels.operators.depthwise import kernel
 from tilestream.options import Options
 from tilestream.plan.candidates import FALLBACK, Candidate, Plan
 from tilestream.plan.depthwise import Kind, kind_of, question, sites, take, tile_on
@@ -75,23 +75,23 @@ def depthwise_trial(kind: Kind, target: Target) -> Trial:
         return [x, normal(conv.channels, 1, *conv.kernel) / conv.kernel[0], bias, *vectors]
 
     def call(candidate: Candidate, values: Sequence[Any]) -> Callable[[], Sequence[Tensor]]:
-        x, weight, bias, *_ = values
+        x, weight, bias = values[:3]
         if candidate.strategy != FALLBACK:
-            return lambda: DEPTHWISE(*values, *slid)
+            return lambda: DEPTHWISE(x, weight, *values[2:], *slid)
         numbers = ([conv.stride] * 2, list(conv.padding), [1, 1], False, [0, 0], conv.channels)
         return lambda: [torch.ops.aten.convolution(x.permute(FIRST), weight, bias, *numbers).permute(LAST)]
 
-    return Trial("depthwise convolution", make, call, lambda *values: depthwise(*values, *slid))
+    def plain(x: Tensor, weight: Tensor, *vectors: Any) -> list[Tensor]:
+        bias, scale, shift = vectors
+        return depthwise(x, weight, bias, scale, shift, *slid)
+
+    return Trial("depthwise convolution", make, call, plain)
 
 
-def _cuda(
-    x: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor | None, shift: Tensor | None, stride: int,
-    padding: Sequence[int], activation: str, tile: Sequence[int], pooled: bool,
-) -> list[Tensor]:  # fmt: skip
+def _cuda(*given: Any) -> list[Tensor]:
     from tilestream.cuda.depthwise import convolved
 
-    slid = (stride, (padding[0], padding[1]), activation, pooled)
-    return convolved(x, weight, bias, scale, shift, *slid, Tile(tile[0], tile[1]))
+    return convolved(*given)
 
 
 on_gpu(DEPTHWISE, _cuda)

@@ -54,8 +54,9 @@ log = logging.getLogger(__name__)
 class Compilation:
     """One compilation of a captured graph: inference, or forward and backward.
 
-    ``plans`` are those of the calls that were placed last; ``beside`` those of operators of ours in an inference graph; ``rewritten``
-    says that a joint graph had some; ``saved_us`` is what Inductor saves over regions' borders (``plan.borders``).
+    ``plans`` are those of the calls that were placed last; ``beside`` those of operators of ours in an inference graph;
+    ``rewritten`` says that a joint graph had some; ``saved_us`` is what Inductor saves over regions' borders
+    (``plan.borders``).
 
     It lives as long as the compiled function, so it holds the user's tensors by weak references only.
 

@@ -65,9 +65,9 @@ def taken_in(taken: Taken, x: fx.Node) -> fx.Node:
         for mean in site.means:
             with node.graph.inserting_before(mean):
                 total = call(mean, aten.sum.dim_IntList, pooled, [1])
-                fake = mean.meta["val"]
-                share = call(mean, CAST, call(mean, aten.mul.Tensor, total, 1 / (conv.out[0] * conv.out[1])), fake.dtype)
-                kept = bool(argument(mean, 2, "keepdim", False))
-                shaped = call(mean, aten.reshape.default, share, [*share.meta["val"].shape, 1, 1]) if kept else share
-            mean.replace_all_uses_with(shaped)
+                share = call(mean, aten.mul.Tensor, total, 1 / (conv.out[0] * conv.out[1]))
+                share = call(mean, CAST, share, mean.meta["val"].dtype)
+                if argument(mean, 2, "keepdim", False):
+                    share = call(mean, aten.reshape.default, share, [*share.meta["val"].shape, 1, 1])
+            mean.replace_all_uses_with(share)
     return result
