@@ -15,6 +15,7 @@ import every_lane
 import torch
 from attention_cases import case as attended
 from backward_chains import data as chained
+from depthwise_blocks import given
 from gpu_pipelines import NAMED
 from heads import HEAD, head
 from interactions import F16, Case
@@ -27,6 +28,7 @@ from test_gpu_blocks import KERNELS as BLOCKS
 from test_gpu_blocks import held
 from test_gpu_convolutions import WINDOWS, chain, one_stage
 from test_gpu_convolutions import tensors as pictures
+from test_gpu_depthwise import CASES as DEPTHWISE
 from test_gpu_gathers import CASES as GATHERS
 from test_gpu_gathers import tensors as gathered
 from test_gpu_shared_layer import CASES as LAYERS
@@ -43,6 +45,7 @@ from tilestream.bench.exchange import BLOCK_BYTES, Exchange, Kind
 from tilestream.bench.exchange import GATHERS as GATHER_KINDS
 from tilestream.cuda import few_queries
 from tilestream.cuda.cache import compile_ahead, compiled
+from tilestream.cuda.depthwise import convolved
 from tilestream.cuda.interaction import backward, forward
 from tilestream.cuda.pad import padded
 from tilestream.devices import get
@@ -159,6 +162,15 @@ def pads() -> None:
         padded([torch.randn(rows, k, device="cuda").to(dtype) for rows in (1024, 33)], -(-k // 8) * 8)
 
 
+def depthwise() -> None:
+    """Tiles that fill a picture and that stick out, operands with all their vectors and without."""
+    for case in DEPTHWISE:
+        x, weight, *vectors = given(case, "cuda")
+        slid = case[2:6]
+        convolved(x, weight, *vectors, *slid, True)
+        convolved(x, weight, None, None, None, *slid, False)
+
+
 EXCHANGES = [Exchange(kind, 4, 4096 if kind in GATHER_KINDS else 2 * BLOCK_BYTES) for kind in Kind]
 
 
@@ -185,7 +197,7 @@ def turned_weights() -> None:
 
 OTHERS: dict[str, Callable[[], None]] = {
     "sums by segments": sums, "interactions": interactions, "collectives": collectives, "stamps": stamps,
-    "turned weights": turned_weights, "attention": attention, "pads": pads,
+    "turned weights": turned_weights, "attention": attention, "pads": pads, "depthwise": depthwise,
 }  # fmt: skip
 
 
