@@ -84,7 +84,7 @@ def worker(group: str, wanted: Sequence[str], cpu: bool) -> None:
     import torch
 
     from benchmarks.run.whole_models import inference, training
-    from tilestream.run import timing
+    from tilestream.run import prepare, timing
     from tilestream.run.backend import tilestream
 
     captured: dict[str, Any] = {}
@@ -99,9 +99,10 @@ def worker(group: str, wanted: Sequence[str], cpu: bool) -> None:
             options: dict[str, Any] = {"target": "reference"} if cpu else {}
             function = torch.compile(module, dynamic=False, backend=tilestream, options=options)
             call = functools.partial(training if train else inference, function, module, inputs)
-            start = time.perf_counter()
+            compiled, start = len(prepare.analyses()), time.perf_counter()
             call()
             said["first_call_s"] = time.perf_counter() - start
+            said["chosen"] = chosen(compiled)
             captured[name] = call if cpu else timing.capture(call)
         except Exception as failure:
             said["failed"] = f"{type(failure).__name__}: {failure}"[:300]
@@ -116,6 +117,14 @@ def worker(group: str, wanted: Sequence[str], cpu: bool) -> None:
         else:
             us = timing.replay_us(one.graph) / one.calls
         print(json.dumps({"us": us}), flush=True)
+
+
+def chosen(before: int) -> list[str]:
+    """What runs in regions compiled after the first ``before`` of the process, with its measured microseconds."""
+    from tilestream.run import prepare
+
+    plans = [a.plan for a in prepare.analyses()[before:]]
+    return [f"{p.chosen.name}: {p.chosen.measured_us}" for p in plans if p is not None]
 
 
 @dataclass
@@ -163,8 +172,8 @@ def compared(before: Process, now: Process, name: str, rounds: int) -> dict[str,
                 samples[process.release].append(us)
         order.reverse()
     row: dict[str, Any] = {f"{release}_us": statistics.median(found) for release, found in samples.items()}
-    firsts = {f"{p.release}_first_call_s": p.said[name]["first_call_s"] for p in (before, now)}
-    return {"case": name, **row, "ratio": row["now_us"] / row["before_us"], **firsts}
+    said = {f"{p.release}_{what}": p.said[name][what] for p in (before, now) for what in ("first_call_s", "chosen")}
+    return {"case": name, **row, "ratio": row["now_us"] / row["before_us"], **said}
 
 
 def measured(given: argparse.Namespace) -> list[dict[str, Any]]:

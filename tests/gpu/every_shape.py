@@ -15,11 +15,19 @@ import every_lane
 import torch
 from attention_cases import case as attended
 from backward_chains import data as chained
-from depthwise_blocks import given
+from depthwise_blocks import given as convolution
+from gathers import message, with_index
+from given_bounds import lookup
 from gpu_pipelines import NAMED
 from heads import HEAD, head
 from interactions import F16, Case
-from oracle_runs import to_gpu
+from masked_cases import CASES as MASKS
+from masked_cases import Case as Masked
+from modules import linear
+from oracle_runs import guarded, to_gpu
+from ragged_programs import Case as Ragged
+from ragged_programs import Graph, aggregators, dot_products, gather_sum, weighted
+from ragged_programs import attention as by_edges
 from random_pipelines import tensors_for
 from shared_tiles import Ffn
 from stationary import data
@@ -29,6 +37,7 @@ from test_gpu_blocks import held
 from test_gpu_convolutions import WINDOWS, chain, one_stage
 from test_gpu_convolutions import tensors as pictures
 from test_gpu_depthwise import CASES as DEPTHWISE
+from test_gpu_edges import staged
 from test_gpu_gathers import CASES as GATHERS
 from test_gpu_gathers import tensors as gathered
 from test_gpu_shared_layer import CASES as LAYERS
@@ -36,24 +45,34 @@ from test_gpu_shared_pixels import CASES as PIXELS
 from test_gpu_shared_tile import TAILS
 from test_gpu_stationary import CASES as SUMS
 from test_gpu_tiled_block import GATED
-from torch import Tensor
+from torch import Tensor, nn
 
+from benchmarks.lib.edge_layers import edge_conv
+from benchmarks.lib.edge_layers import tensors as of_edges
 from tilestream import cuda
 from tilestream.apps.layers import Layer
 from tilestream.bench.collectives import Runner
 from tilestream.bench.exchange import BLOCK_BYTES, Exchange, Kind
 from tilestream.bench.exchange import GATHERS as GATHER_KINDS
-from tilestream.cuda import few_queries
+from tilestream.cuda import few_queries, masked_attention, sorted_keys, weight_parts
 from tilestream.cuda.cache import compile_ahead, compiled
+from tilestream.cuda.compile import Source
 from tilestream.cuda.depthwise import convolved
 from tilestream.cuda.interaction import backward, forward
 from tilestream.cuda.pad import padded
 from tilestream.devices import get
-from tilestream.ir.pipeline import Pipeline, Role
+from tilestream.graph.capture import capture
+from tilestream.graph.selection import partition
+from tilestream.ir.dtypes import DTYPES
+from tilestream.ir.pipeline import Pipeline, Residency, Role
+from tilestream.kernels.operators.lanes import LaneKernel
+from tilestream.kernels.parts.source import BesideSource
 from tilestream.kernels.product.sharing import Middle
-from tilestream.plan.passes import tile_block
+from tilestream.options import Options
+from tilestream.plan.passes import load_directly, tile_block
 from tilestream.plan.passes.share_tile import Split, share_tile
-from tilestream.run.device_ops import segment_reduce, segments
+from tilestream.plan.planner import plan
+from tilestream.run.device_ops import segment_reduce, segments, sorted_index
 
 ROWS = 300
 Made = tuple[Pipeline, Callable[[], Mapping[str, Tensor]], int]
@@ -96,6 +115,52 @@ def single(layer: Layer, split: Split, rows: int) -> Made:
     return share_tile(layer.program(), split), lambda: layer.tensors(rows, "cuda"), rows
 
 
+DEGREES = [0, 3000, 3, 70, *[16] * 60, 0, 5]
+"""Edges of nodes: of none, within a tile of rows and across two, and a hub that further launches add up."""
+
+
+def edge_network(*sizes: int, sums: Sequence[str] = (), direct: bool = True, resident: bool = True) -> Made:
+    program = edge_conv(*sizes, sums)
+    pipeline = staged(program, direct, Residency.RESIDENT if resident else Residency.STREAMED)
+    return pipeline, lambda: of_edges(program, torch.tensor(DEGREES, device="cuda")), sum(DEGREES)
+
+
+def own_rows(pipeline: Pipeline) -> Made:
+    """Rows that lanes load, beside rows that come in order."""
+    return one_stage(load_directly(pipeline)), lambda: on_gpu(gathered(pipeline, ROWS)), ROWS
+
+
+def by_parts(width: int) -> Made:
+    """A chain of float32 whose products are of parts of bf16."""
+    module = nn.Sequential(linear(width, width), nn.SiLU(), linear(width, width))
+    (region,) = partition(capture(module, [torch.randn(ROWS, width)]).graphs[0]).regions
+    pipeline = plan(region.program, 65536, get("h200"), Options(strategy="vertical")).chosen.pipeline
+    assert pipeline is not None
+    return pipeline, lambda: to_gpu(tensors_for(pipeline, ROWS)), ROWS
+
+
+def edges_of_nodes() -> Graph:
+    """Nodes without edges, with some, and with so many that several CTAs sum them."""
+    index = torch.randint(300, (4000,))
+    index[:900], index[900:2400] = 3, 4
+    return Graph(301, index[torch.randperm(4000)])
+
+
+def ragged(case: Ragged, busy: bool = True) -> Made:
+    def tensors() -> Mapping[str, Tensor]:
+        given = case.given(edges_of_nodes())
+        return on_gpu({name: t for name, t in given.items() if busy or name != "starts.busy"})
+
+    return case.pipeline(busy), tensors, 301
+
+
+def bags(shares: bool) -> Made:
+    """Rows of a table over bounds that are given, named by int64; a bag is empty and one is long."""
+    starts, indices = torch.tensor([0, 4, 4, 900, *range(905, 1400, 5)]), torch.randint(50, (1400,))
+    pipeline, given = lookup(torch.randn(50, 24), indices, starts, torch.randn(1400) if shares else None)
+    return pipeline, lambda: on_gpu(given), len(starts) - 1
+
+
 BY_NAME: dict[str, tuple[str, ...]] = {
     "row streams": ("chain", "chain_tf32", "chain_resident", "nerf", "edge_block_512", "reductions"),
     "tiles by columns": ("narrow_by_columns", "views_by_columns", "wide", "mixed_odd_inputs_by_columns"),
@@ -126,6 +191,28 @@ PIPELINES: dict[str, Callable[[], Sequence[Made]]] = {
         for block in (Ffn(1032, 520, 520, act="gelu", norm="layer", residual=True, dtype="f16"), GATED)
     ],
     "backward chains": lambda: [(p, lambda p=p: chained(p, ROWS, device="cuda"), ROWS) for p in CHAINS.values()],
+    "networks of edges": lambda: [
+        edge_network(16, 64, 64, sums=("max", "sum", "min")),
+        edge_network(8, 24, 33, sums=("sum",), direct=False),
+        edge_network(64, 64, 128, sums=("max",), resident=False),
+        edge_network(8, 24, 33, resident=False),
+        own_rows(message(64, 2)),
+        own_rows(with_index(message(72, 2, dtype="f16"), "i32")),
+    ],
+    "float32 by parts": lambda: [by_parts(width) for width in (50, 128)],
+    "sums over ragged axes": lambda: [
+        *(ragged(gather_sum(*of)) for of in ((64, "bf16"), (33, "bf16", "max"), (300, "f16", "min"), (1, "f32"))),
+        ragged(gather_sum(36, "f32", base=False), busy=False),
+        ragged(aggregators(75, "bf16")),
+        *(ragged(weighted(*of)) for of in ((24, "bf16"), (17, "f32", 3))),
+    ],
+    "softmax over ragged axes": lambda: [
+        ragged(by_edges(4, 64, "bf16", fused=True)),
+        ragged(by_edges(3, 24, "bf16", fused=False, highest=True)),
+        ragged(by_edges(16, 6, "f32", fused=False, alpha=True)),
+        *(ragged(dot_products(*of)) for of in ((2, 16, "bf16"), (3, 20, "f32"), (1, 300, "f16"))),
+    ],
+    "bags": lambda: [bags(shares) for shares in (False, True)],
     "stationary sums": lambda: [(p, lambda p=p: data(p, ROWS, device="cuda"), ROWS) for p in SUMS.values()],
 }
 
@@ -157,15 +244,57 @@ def attention() -> None:
 
 
 def pads() -> None:
-    """Rows of one piece and of many, which end where their tensor does."""
+    """Rows of one piece and of many, the last of which is read in a vector that ends behind the tensor."""
     for k, dtype in ((7, F16), (479, torch.bfloat16), (1030, torch.bfloat16)):
-        padded([torch.randn(rows, k, device="cuda").to(dtype) for rows in (1024, 33)], -(-k // 8) * 8)
+        padded([guarded(torch.randn(rows, k).to(dtype)) for rows in (1024, 33)], -(-k // 8) * 8)
+
+
+def masked() -> None:
+    """Masks of every kind, those of blocks that are listed among them; rows of which no pair is kept."""
+    for case in MASKS.values():
+        query, key, value = case.operands("cuda")
+        read, blocks = [t.cuda() for t in case.read], case.blocks("cuda")
+        out = torch.empty_like(query)
+        masked_attention.attention(query, key, value, case.mask, read, blocks, case.differs, 0.1, out)
+
+
+def sorted_lists() -> None:
+    """By one launch, by one, two and three digits, with few edges for many nodes; indices picked.
+
+    Of a list in order later passes ask for what the first does not write, before they know that they need not: torch
+    fills what it allocates.
+    """
+    for edges, nodes in ((3000, 200), (20_000, 1000), (20_000, 100_000), (20_000, 2**20 + 1), (9000, 5_000_000)):
+        for in_order in (False, True):
+            index = torch.randint(-nodes, nodes, (edges,)).int().cuda()
+            index = index.abs().long().clamp(max=nodes - 1).sort().values if in_order else index
+            torch.use_deterministic_algorithms(in_order)
+            order, *_ = segments(index, nodes)
+            torch.use_deterministic_algorithms(False)
+            sorted_index(index, order, nodes)
+
+
+def experts() -> None:
+    """A router's choice as a sort of few numbers, and what each token's experts made added up."""
+    for tokens, features, dtype in ((400, 128, torch.bfloat16), (9000, 72, torch.float32)):
+        chosen = torch.randn(tokens, 16, device="cuda").topk(2).indices.flatten()
+        order, *_ = segments(chosen, 16)
+        made = torch.randn(2 * tokens, features, device="cuda").to(dtype)
+        starts = 2 * torch.arange(tokens + 1, device="cuda", dtype=torch.int32)
+        segment_reduce(None, made, order.long().argsort().int(), starts, None)
+        segment_reduce(None, made, None, starts, None, "max")
+
+
+def parts_of_weights() -> None:
+    """Rows of any width, transposed ones, and of one column."""
+    weights = [torch.randn(300, 130), torch.randn(70, 64).t(), torch.randn(5, 9), torch.randn(33, 1)]
+    weight_parts.made([w.cuda() for w in weights])
 
 
 def depthwise() -> None:
     """Tiles that fill a picture and that stick out, operands with all their vectors and without."""
     for case in DEPTHWISE:
-        x, weight, *vectors = given(case, "cuda")
+        x, weight, *vectors = convolution(case, "cuda")
         slid = case[2:6]
         convolved(x, weight, *vectors, *slid, True)
         convolved(x, weight, None, None, None, *slid, False)
@@ -197,8 +326,23 @@ def turned_weights() -> None:
 
 OTHERS: dict[str, Callable[[], None]] = {
     "sums by segments": sums, "interactions": interactions, "collectives": collectives, "stamps": stamps,
-    "turned weights": turned_weights, "attention": attention, "pads": pads, "depthwise": depthwise,
+    "turned weights": turned_weights, "attention": attention, "pads": pads, "attention over masks": masked,
+    "sorted lists": sorted_lists, "experts": experts, "parts of weights": parts_of_weights,
+    "depthwise convolutions": depthwise,
 }  # fmt: skip
+SORTS = BesideSource("sorted keys", sorted_keys.text(), sorted_keys.SHARED_BYTES)
+BESIDE: dict[str, Callable[[], Sequence[Source]]] = {
+    "collectives": lambda: EXCHANGES,
+    "sorted lists": lambda: [SORTS],
+    "attention over masks": lambda: [kernel.source for case in MASKS.values() for kernel in _of_mask(case)],
+}
+"""Kernels of ``OTHERS`` that take long to compile, which is done ahead."""
+
+
+def _of_mask(case: Masked) -> tuple[LaneKernel, LaneKernel]:
+    dtypes = tuple(str(t.dtype) for t in case.read)
+    attends = masked_attention.attention_kernel(case.sizes[-1], DTYPES[case.dtype])
+    return attends, masked_attention.tiles_kernel(case.mask, dtypes, case.listed)
 
 
 def main() -> None:
@@ -211,11 +355,11 @@ def main() -> None:
         every_lane.use()
     made = {shape: make() for shape, make in PIPELINES.items() if shape in given.only}
     pipelines = [p for shape in made.values() for p, _, _ in shape]
-    exchanges = EXCHANGES if "collectives" in given.only else []
+    beside = [source for shape, sources in BESIDE.items() if shape in given.only for source in sources()]
     cuda.start(pipelines)
-    compile_ahead(exchanges)
+    compile_ahead(beside)
     if given.build:
-        reports = [*(r for p in pipelines for r in cuda.compile_only(p)), *map(compiled, exchanges)]
+        reports = [*(r for p in pipelines for r in cuda.compile_only(p)), *map(compiled, beside)]
         spills = [report.spills for report in reports]
         print(f"{len(spills)} kernels, {sum(s > 0 for s in spills)} of them spill")
         return

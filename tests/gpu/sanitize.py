@@ -74,7 +74,8 @@ def reports(text: str) -> Counter[str]:
 
 
 def environ() -> dict[str, str]:
-    paths = [str(HERE), str(HERE.parent / "lib"), str(HERE.parents[1] / "src"), os.environ.get("PYTHONPATH", "")]
+    root = HERE.parents[1]
+    paths = [*map(str, (HERE, HERE.parent / "lib", root / "src", root)), os.environ.get("PYTHONPATH", "")]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
 

@@ -72,6 +72,12 @@ def test_an_additive_mask_stays(placed: list[Site]) -> None:
     assert not placed
 
 
+def test_few_queries_are_left_to_kernels_that_split_the_keys(placed: list[Site]) -> None:
+    q, k, v = (torch.randn(1, 2, n, 32).to(BF16) for n in (1, 300, 300))
+    compiled(attended, q, k, v, torch.rand(1, 300) < 0.5)
+    assert not placed
+
+
 def test_attention_can_be_turned_off(placed: list[Site]) -> None:
     case = CASES["a window"]
     compiled(attended, *case.operands(), case.kept(), attention=False)

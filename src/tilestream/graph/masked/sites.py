@@ -23,6 +23,8 @@ BLOCK = 128
 MOST_KEYS = 2**17
 MOST_PAIRS = 2**31
 """Of all masks that differ: each is a bit while a call lasts."""
+LEAST_QUERIES = 16
+"""A tile has 64: with fewer than this most of it is empty, and kernels that split the keys are faster (decoding)."""
 FLEX = "flex_attention"
 
 
@@ -72,6 +74,8 @@ def site_of(node: fx.Node) -> Site:
         raise Unsupported("heads of other widths than multiples of 16 up to 128")
     if key.shape[0] != batch or heads % key.shape[1] or not 0 < key.shape[2] <= MOST_KEYS or not made.scale > 0:
         raise Unsupported(f"keys {list(key.shape)} for queries {list(query.shape)}")
+    if queries < LEAST_QUERIES:
+        raise Unsupported(f"{queries} queries: a tile of our kernel has 64, and would be all but empty")
     if made.differs[0] * made.differs[1] * queries * key.shape[2] > MOST_PAIRS:
         raise Unsupported("masks of more pairs than a call should hold bits for")
     if not first_alone(node):
