@@ -11,7 +11,15 @@ from places import TESTS
 from tilestream import cuda
 from tilestream.kernels.parts.headers import headers
 
-LAUNCHED = {"few_queries.cuh", "interaction.cuh", "pack.cuh", "pad.cuh", "turn.cuh", "weight_parts.cuh"}
+LAUNCHED = {
+    "depthwise.cuh",
+    "few_queries.cuh",
+    "interaction.cuh",
+    "pack.cuh",
+    "pad.cuh",
+    "turn.cuh",
+    "weight_parts.cuh",
+}
 """Of kernels that are compiled where they are launched, which takes a GPU."""
 
 
