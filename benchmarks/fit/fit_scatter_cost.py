@@ -1,4 +1,5 @@
-"""Fits what ``plan.scatter_cost`` takes for sorts and atomics to ``benchmarks/results``, and says how far off it is.
+"""Fits what ``kernels.coefficients.sums_by_index`` takes for sorts and atomics to ``benchmarks/results``, and says how
+far off it is.
 
     python -m benchmarks.fit.fit_scatter_cost
 
@@ -9,14 +10,14 @@ least squares of relative errors.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from scipy.optimize import nnls
 
-from tilestream.plan import scatter_cost
+from tilestream.kernels.coefficients import sums_by_index
 
 RESULTS = Path(__file__).parent.parent / "results"
 
@@ -35,8 +36,8 @@ def linear(rows: Sequence[tuple[Sequence[float], float]]) -> list[float]:
 def sorts() -> tuple[list[float], list[float], float]:
     """Of one tile a fixed part and an edge's; of several, the same where the L2 holds them; an edge's where not."""
     rows = [(r["edges"], r["us"]["ours"]) for r in cases("sorted_keys") if r["nodes"] <= r["edges"]]
-    few = linear([((1, n), us) for n, us in rows if n <= scatter_cost.TILE])
-    many = linear([((1, n), us) for n, us in rows if scatter_cost.TILE < n <= 1_000_000])
+    few = linear([((1, n), us) for n, us in rows if n <= sums_by_index.TILE])
+    many = linear([((1, n), us) for n, us in rows if sums_by_index.TILE < n <= 1_000_000])
     return few, many, linear([((n,), us) for n, us in rows if n >= 2_000_000])[0]
 
 
@@ -56,8 +57,9 @@ def worst(rows: Sequence[tuple[float, float]]) -> float:
     return max(abs(predicted / us - 1) for predicted, us in rows)
 
 
-def sort_errors(predicted: Callable[[int], float] = scatter_cost.sort_us) -> list[tuple[float, float]]:
-    return [(predicted(r["edges"]), r["us"]["ours"]) for r in cases("sorted_keys") if r["nodes"] <= r["edges"]]
+def sort_errors() -> list[tuple[float, float]]:
+    sparse = (r for r in cases("sorted_keys") if r["nodes"] <= r["edges"])
+    return [(sums_by_index.sort(r["edges"]).us, r["us"]["ours"]) for r in sparse]
 
 
 def main() -> None:

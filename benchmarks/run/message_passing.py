@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from tilestream.apps.dlrm import CRITEO_ROWS
-from tilestream.plan.scatter_cost import BYTES_PER_US
+from tilestream.kernels.coefficients.sums_by_index import BYTES_PER_US
 from tilestream.run import timing
 from tilestream.run.device_ops import segment_reduce, segments
 

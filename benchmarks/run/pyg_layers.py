@@ -32,7 +32,7 @@ from torch.utils import _pytree as pytree
 from benchmarks.lib.places import RESULTS, module_command
 from benchmarks.lib.pyg_layers import LAYERS, make
 from tilestream.announce import STRICT
-from tilestream.plan import scatter_cost
+from tilestream.plan import messages
 from tilestream.run import oracle, prepare
 from tilestream.run.backend import tilestream
 
@@ -108,7 +108,7 @@ def without_inductor() -> None:
         return run
 
     compile_fx.compile_fx_inner = inner  # pyright: ignore[reportAttributeAccessIssue]
-    scatter_cost.atomics_us = lambda _: 1e9
+    messages.atomics_us = lambda _: 1e9
 
 
 def kinds(rows: Sequence[dict[str, Any]]) -> dict[str, Counter[str]]:

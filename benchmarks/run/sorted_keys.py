@@ -19,7 +19,7 @@ from torch import Tensor
 
 from benchmarks.lib.kernel_times import kernels_of
 from tilestream.cuda.sorted_keys import digits_of
-from tilestream.plan.scatter_cost import BYTES_PER_US, sort_us
+from tilestream.kernels.coefficients.sums_by_index import BYTES_PER_US, sort
 from tilestream.run import timing
 from tilestream.run.device_ops import segments
 
@@ -67,7 +67,7 @@ def measure(edges: int, nodes: int, kind: str, kernels: bool) -> dict[str, Any]:
     passes = digits_of(nodes)[1]
     moved = edges * (2 * index.element_size() + 4) + 4 * nodes + 16 * (passes - 1) * edges + 8 * edges
     found = {"edges": edges, "nodes": nodes, "kind": kind, "us": us, "floor_us": moved / BYTES_PER_US}
-    found["predicted_us"] = sort_us(edges)
+    found["predicted_us"] = sort(edges).us
     if kernels:
         captured = timing.capture(lambda: segments(index, nodes), most_calls=1)
         found["kernels"] = [str(kernel) for kernel in kernels_of(captured)]

@@ -36,8 +36,8 @@ class Options:
             kernel reads them, as Hugging Face's GPT-2's, are copied once and not at every call.
         cluster_middle: kernels for at most 64 rows that hand the middle over through the shared memory of a cluster are
             candidates too, where candidates are timed and no norm stands in front.
-        effort: of the search for the kernel of a feed-forward block on few rows: the best by prediction; the best few
-            timed; or all that fit, within a minute a region.
+        effort: of the search for a region's kernel: the best by prediction; the best few timed; or, of feed-forward
+            blocks on few rows, all that fit, within a minute a region.
         projections: single layers, as projections of queries, keys and values, are regions too: products of one input
             as one kernel, with a norm in front and a residual behind. On many rows norms stay outside, and a product
             with nothing beside it is a library's.

@@ -129,6 +129,16 @@ def test_half_of_many_cores_are_kept_for_what_is_wanted_first() -> None:
     many.end()
 
 
+def test_nothing_begins_that_nobody_waits_for_while_they_rest() -> None:
+    alone, done, wanted, everything = Workers(1), [], threading.Event(), threading.Event()
+    with alone.resting():
+        alone.submit(Task(lambda: (done.append("ahead"), everything.set())[0]), 0)
+        alone.submit(Task(lambda: (done.append("wanted"), wanted.set())[0]), NOW)
+        assert wanted.wait(WAIT_S) and not everything.wait(0.05)
+    assert everything.wait(WAIT_S) and done == ["wanted", "ahead"]
+    alone.end()
+
+
 def test_a_process_that_ends_drops_what_has_not_begun() -> None:
     alone, begun, go, done = Workers(1), threading.Event(), threading.Event(), []
     alone.submit(Task(lambda: (begun.set(), go.wait(WAIT_S), done.append("begun"))[0]), 0)

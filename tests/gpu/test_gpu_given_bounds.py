@@ -16,7 +16,7 @@ from given_bounds import Bag, Csr, Jagged, Reduced, run
 from torch import Tensor, nn
 
 from benchmarks.lib.masked_models import Experts
-from tilestream.plan import ragged, scatter_cost
+from tilestream.plan import messages, ragged
 from tilestream.run import oracle
 from tilestream.run.backend import tilestream
 
@@ -29,7 +29,7 @@ def _forced(monkeypatch: pytest.MonkeyPatch, fresh: None) -> None:
     """Kernels of ours, however small the sizes."""
     asked = ragged.question
     monkeypatch.setattr(ragged, "question", lambda *given, **more: replace(asked(*given, **more), forced=True))
-    monkeypatch.setattr(scatter_cost, "atomics_us", lambda _: 1e9)
+    monkeypatch.setattr(messages, "atomics_us", lambda _: 1e9)
 
 
 def compiled(module: nn.Module, **options: Any) -> Any:

@@ -13,7 +13,8 @@ from tilestream.cuda.compile import compile_text
 from tilestream.cuda.host.build import HostRace, HostRun, HostTrap, Mutation
 from tilestream.cuda.host.lanes import on_lanes
 from tilestream.cuda.host.maps import encoded
-from tilestream.cuda.masked_attention import FEATURES, Tiles, attention_call, attention_kernel, tiles_call, tiles_kernel
+from tilestream.cuda.masked_attention import Tiles, attention_call, attention_kernel, tiles_call, tiles_kernel
+from tilestream.graph.masked.sites import FEATURES
 from tilestream.kernels.parts.pairs import OPS, PairMask
 
 gxx = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")

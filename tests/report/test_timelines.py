@@ -18,7 +18,7 @@ from tilestream.apps.models import MODELS
 from tilestream.bench import analysed
 from tilestream.devices import get
 from tilestream.options import Options
-from tilestream.plan import scatter_cost
+from tilestream.plan import messages
 from tilestream.report import timeline
 from tilestream.report.charts import LEFT, gantt
 from tilestream.report.explain import Report
@@ -61,7 +61,7 @@ def test_a_ragged_pipeline_has_a_timeline_and_says_what_was_assumed() -> None:
 
 
 def test_a_ragged_region_is_simulated_with_the_edges_of_its_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scatter_cost, "atomics_us", lambda _: 1e9)  # small sums pay, too
+    monkeypatch.setattr(messages, "atomics_us", lambda _: 1e9)  # small sums pay, too
     x, edges = torch.randn(500, 16), torch.randint(500, (2, 3500))
     made = tilestream.simulate(LAYERS["GIN"](), x, edges, torch.randn(3500, 8), device="h200")
     (run,) = (run for run in made.runs if run.pipeline.ragged)

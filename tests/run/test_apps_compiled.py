@@ -15,7 +15,7 @@ from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from tilestream.apps.models import MODELS
-from tilestream.plan import scatter_cost
+from tilestream.plan import messages
 from tilestream.run import fallback, inductor, oracle, prepare
 
 APPS = ("nerf", "dlrm", "mgn", "graphcast_small", "llama_prefill+sdpa")
@@ -36,7 +36,7 @@ def graphs(fresh: None, monkeypatch: pytest.MonkeyPatch) -> list[fx.GraphModule]
 
     monkeypatch.setattr(inductor, "compile_inner", kept)
     monkeypatch.setattr(fallback, "whole", lambda graph, *_: graph.forward)
-    monkeypatch.setattr(scatter_cost, "atomics_us", lambda _: 1e9)
+    monkeypatch.setattr(messages, "atomics_us", lambda _: 1e9)
     return seen
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, fx
 
 from tilestream.devices import get
 from tilestream.options import Options
-from tilestream.plan import scatter_cost
+from tilestream.plan import messages
 from tilestream.plan.candidates import Candidate, Plan
 from tilestream.run import timing, whole
 from tilestream.run.backend import tilestream
@@ -112,7 +112,7 @@ def test_sorted_sums_of_a_part_are_held_against_atomics(cut: bool, monkeypatch: 
         return compiled(streamed)
 
     monkeypatch.setattr(whole.Whole, "choose", choose)
-    monkeypatch.setattr(scatter_cost, "atomics_us", lambda _: 1e9)
+    monkeypatch.setattr(messages, "atomics_us", lambda _: 1e9)
     torch._dynamo.reset()
     fast = torch.compile(add, backend=tilestream, options={"target": "reference", "cache": False})
     x, to = torch.randn(40, 6), torch.randint(9, (40,))

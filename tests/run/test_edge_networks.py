@@ -14,7 +14,7 @@ from tilestream import devices
 from tilestream.graph.capture import capture
 from tilestream.graph.region import Region
 from tilestream.options import Options
-from tilestream.plan import scatter_cost
+from tilestream.plan import messages
 from tilestream.plan.find import find
 from tilestream.run import edge_networks, oracle
 from tilestream.run.backend import tilestream
@@ -31,7 +31,7 @@ NODES, EDGES, FEATURES = 40, 300, 16
 @pytest.fixture(autouse=True)
 def _cheap(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small sums pay, too."""
-    monkeypatch.setattr(scatter_cost, "atomics_us", lambda _: 1e9)
+    monkeypatch.setattr(messages, "atomics_us", lambda _: 1e9)
 
 
 class EdgeConv(nn.Module):

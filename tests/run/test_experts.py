@@ -18,7 +18,7 @@ from tilestream.graph.rewrites.operators import SEGMENT_REDUCE, SEGMENTS
 from tilestream.graph.rewrites.routing import count_small_keys, values_below
 from tilestream.graph.rewrites.settings import Settings
 from tilestream.graph.rewrites.sorted_sums import sort_sums
-from tilestream.plan import scatter_cost
+from tilestream.plan import messages
 from tilestream.plan.messages import sorted_sums
 
 aten = torch.ops.aten
@@ -27,7 +27,7 @@ aten = torch.ops.aten
 @pytest.fixture(autouse=True)
 def _cheap(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small sums pay, too."""
-    monkeypatch.setattr(scatter_cost, "atomics_us", lambda _: 1e9)
+    monkeypatch.setattr(messages, "atomics_us", lambda _: 1e9)
 
 
 def calls(graph: Any, *targets: Any) -> int:

@@ -18,7 +18,7 @@ from tilestream.graph.rewrites.busy import busy_list
 from tilestream.graph.rewrites.operators import SEGMENT_REDUCE, SEGMENTS
 from tilestream.kernels.families import why_no_kernel
 from tilestream.options import Options
-from tilestream.plan import scatter_cost
+from tilestream.plan import messages
 from tilestream.plan.analyse import analyse
 from tilestream.plan.ragged import plan
 from tilestream.run import oracle
@@ -31,7 +31,7 @@ aten = torch.ops.aten
 @pytest.fixture(autouse=True)
 def _cheap(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small sums pay, too."""
-    monkeypatch.setattr(scatter_cost, "atomics_us", lambda _: 1e9)
+    monkeypatch.setattr(messages, "atomics_us", lambda _: 1e9)
 
 
 def bags(dtype: torch.dtype = torch.int64, closed: bool = False) -> tuple[Tensor, Tensor]:

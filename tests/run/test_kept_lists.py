@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from tilestream.graph.rewrites import operators
 from tilestream.options import Options
-from tilestream.plan import scatter_cost
+from tilestream.plan import messages
 from tilestream.plan.analyse import analyse
 from tilestream.run import device_ops, kept_lists
 from tilestream.run.backend import tilestream
@@ -40,7 +40,7 @@ class Network(nn.Module):
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch, fresh: None) -> None:
     """Sums of few rows pay, too."""
-    monkeypatch.setattr(scatter_cost, "atomics_us", lambda _: 1e9)
+    monkeypatch.setattr(messages, "atomics_us", lambda _: 1e9)
 
 
 @pytest.fixture

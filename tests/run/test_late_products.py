@@ -9,7 +9,7 @@ from torch import Tensor, fx, nn
 
 from tilestream.graph.nodes import aten, packet
 from tilestream.graph.rewrites.operators import SEGMENT_REDUCE
-from tilestream.plan import scatter_cost
+from tilestream.plan import messages
 
 NODES, EDGES, WIDTH = 40, 150, 16
 
@@ -17,7 +17,7 @@ NODES, EDGES, WIDTH = 40, 150, 16
 @pytest.fixture(autouse=True)
 def _cheap(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small sums pay, too."""
-    monkeypatch.setattr(scatter_cost, "atomics_us", lambda _: 1e9)
+    monkeypatch.setattr(messages, "atomics_us", lambda _: 1e9)
 
 
 class Block(nn.Module):

@@ -12,7 +12,7 @@ from test_messages_training import Step
 from torch import Tensor, nn
 
 from tilestream.errors import InputError
-from tilestream.plan import scatter_cost
+from tilestream.plan import messages
 from tilestream.run import oracle
 from tilestream.run.backend import tilestream
 
@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.usefixtures("fresh", "small"), pytest.mark.parametrize
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sums of few rows pay, too."""
-    monkeypatch.setattr(scatter_cost, "atomics_us", lambda _: 1e9)
+    monkeypatch.setattr(messages, "atomics_us", lambda _: 1e9)
 
 
 class Layer(nn.Module):

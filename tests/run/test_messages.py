@@ -22,7 +22,7 @@ from tilestream.graph.rewrites import operators as segments
 from tilestream.graph.rewrites.table import When
 from tilestream.graph.sums import sums
 from tilestream.ir.text import show
-from tilestream.plan import scatter_cost
+from tilestream.plan import messages
 from tilestream.run import device_ops
 from tilestream.run.backend import tilestream
 
@@ -63,7 +63,7 @@ def sorts(graph: fx.GraphModule) -> int:
 @pytest.fixture
 def cheap(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small graphs are worth it, too."""
-    monkeypatch.setattr(scatter_cost, "atomics_us", lambda _: 1e9)
+    monkeypatch.setattr(messages, "atomics_us", lambda _: 1e9)
 
 
 @pytest.mark.usefixtures("cheap")
@@ -146,15 +146,15 @@ def test_times_are_near_the_measured_ones(measured: dict[str, float]) -> None:
     with torch.device("meta"):
         graph = traced(Sums(1), *given(edges, nodes, features))
     (found,) = sums(graph.graph)
-    assert 4 / 5 < scatter_cost.atomics_us(found) / measured["eager"] < 6 / 5
-    assert 1 < scatter_cost.sum_us([found]) / measured["sorted"] < 1.7
+    assert 4 / 5 < messages.atomics_us(found) / measured["eager"] < 6 / 5
+    assert 1 < messages.sum_us([found]) / measured["sorted"] < 1.7
 
 
 def test_a_sum_to_few_nodes_takes_what_was_measured() -> None:
     (measured,) = (row["us"] for row in RECORD["benchmarks/message_passing.py"] if row["case"] == "pooling")
     with torch.device("meta"):
         (found,) = sums(traced(Sums(1), *given(200_000, 300, 128)).graph)
-    assert 0.9 < scatter_cost.sum_us([found]) / measured["sorted"] < 1.2
+    assert 0.9 < messages.sum_us([found]) / measured["sorted"] < 1.2
 
 
 @pytest.mark.usefixtures("cheap")

@@ -20,7 +20,7 @@ from tilestream.apps.models import MODELS
 from tilestream.graph.capture import boxed, capture
 from tilestream.graph.rewrites.operators import SEGMENT_REDUCE, SEGMENTS
 from tilestream.options import Options
-from tilestream.plan import scatter_cost
+from tilestream.plan import messages
 from tilestream.run import oracle
 from tilestream.run.graphs import Compilation
 from tilestream.run.joint import Partitioner
@@ -73,7 +73,7 @@ def sorted_sums(graph: fx.GraphModule) -> tuple[int, int]:
 @pytest.fixture(autouse=True)
 def _cheap(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small sums pay, too."""
-    monkeypatch.setattr(scatter_cost, "atomics_us", lambda _: 1e9)
+    monkeypatch.setattr(messages, "atomics_us", lambda _: 1e9)
 
 
 def gradients(function: Any, module: nn.Module, inputs: tuple[Tensor, ...]) -> Tensor:
@@ -239,7 +239,7 @@ def test_under_a_users_checkpoint_the_sort_is_made_once() -> None:
 
 
 def test_what_torch_is_to_make_deterministic_is_sorted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scatter_cost, "atomics_us", lambda _: 0.0)
+    monkeypatch.setattr(messages, "atomics_us", lambda _: 0.0)
     module, inputs = Layers("index_add"), mesh(dtype=torch.float32)
     for deterministic in (False, True):
         torch.use_deterministic_algorithms(deterministic)

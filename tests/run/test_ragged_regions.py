@@ -16,7 +16,7 @@ from tilestream.graph.capture import capture
 from tilestream.graph.rewrites.operators import SEGMENTS, SORTED_INDEX
 from tilestream.kernels.families import why_no_kernel
 from tilestream.options import Options
-from tilestream.plan import scatter_cost
+from tilestream.plan import messages
 from tilestream.plan.find import Found, find
 from tilestream.plan.ragged import plan
 from tilestream.run import oracle, prepare
@@ -33,7 +33,7 @@ KEPT_ROWS = {"EdgeConv", "CGConv"}
 @pytest.fixture(autouse=True)
 def _cheap(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small sums pay, too; products are streamed."""
-    monkeypatch.setattr(scatter_cost, "atomics_us", lambda _: 1e9)
+    monkeypatch.setattr(messages, "atomics_us", lambda _: 1e9)
     torch.set_float32_matmul_precision("high")
 
 

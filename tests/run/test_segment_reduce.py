@@ -10,7 +10,7 @@ from test_messages_training import Step, check
 from torch import Tensor, nn
 
 from tilestream.graph.rewrites.operators import SEGMENT_REDUCE, SEGMENTS, segment_reduce, segments
-from tilestream.plan import scatter_cost
+from tilestream.plan import messages
 from tilestream.run.backend import tilestream
 
 HOW = ["sum", "mean", "amax", "amin", "prod"]
@@ -20,7 +20,7 @@ EDGES, NODES = 300, 40
 @pytest.fixture(autouse=True)
 def _cheap(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small sums pay, too."""
-    monkeypatch.setattr(scatter_cost, "atomics_us", lambda _: 1e9)
+    monkeypatch.setattr(messages, "atomics_us", lambda _: 1e9)
 
 
 def given(shape: tuple[int, ...], dtype: torch.dtype, edges: int = EDGES) -> tuple[Tensor, Tensor, Tensor]:
@@ -131,7 +131,7 @@ def test_16_bits_are_sorted_beside_what_is(monkeypatch: pytest.MonkeyPatch) -> N
         return v.index_add(0, to, e), v.index_add(0, others, e)
 
     v, e, to = given((4,), torch.bfloat16)
-    monkeypatch.setattr(scatter_cost, "atomics_us", lambda s: 1e9 if s.parts[0].index.name.startswith("arg2") else 0)
+    monkeypatch.setattr(messages, "atomics_us", lambda s: 1e9 if s.parts[0].index.name.startswith("arg2") else 0)
     for dtype, replaced in ((torch.bfloat16, 2), (torch.float32, 1)):
         assert sort_messages(trace(both, (v.to(dtype), e.to(dtype), to, to.flip(0)))) == replaced
 

@@ -17,11 +17,8 @@ from tilestream.kernels.parts.params import MAP, Field, Struct, at_least_one, po
 from tilestream.kernels.parts.tensor_maps import Encode, HeadsMap
 
 TILES, NAME = "tilestream_mask_tiles", "tilestream_masked_attention"
-FEATURES = tuple(range(16, 129, 16))
 TILE, BLOCK = 64, 128
 """Queries and keys of a tile, which has a state and bits; of a block of four, which a warpgroup's or a list's is."""
-MOST_KEYS = 2**17
-"""States of a CTA's tiles lie in shared memory."""
 MASK_WARPS, MOST_CHUNK = 8, 256
 CTAS_WANTED = 2112
 """Of the kernel that looks at masks: four on each of two hundred and some SMs' halves, and blocks are unlike."""

@@ -10,7 +10,8 @@ import heapq
 import itertools
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 FEW = 4
@@ -39,6 +40,7 @@ class Workers:
         self._threads: list[threading.Thread] = []
         self._idle = 0
         self._ended = False
+        self._resting = 0
         self._process = os.getpid()
 
     def submit(self, task: Task, rank: int) -> None:
@@ -55,6 +57,18 @@ class Workers:
                 self._threads.append(thread)
                 thread.start()
             self._change.notify()
+
+    @contextmanager
+    def resting(self) -> Iterator[None]:
+        """Inside, nothing begins but what somebody waits for."""
+        with self._change:
+            self._resting += 1
+        try:
+            yield
+        finally:
+            with self._change:
+                self._resting -= 1
+                self._change.notify_all()
 
     def end(self) -> None:
         """Drop what has not begun, and wait for the rest: a process must not end under a compiler."""
@@ -87,6 +101,8 @@ class Workers:
     def _may_begin(self, rank: int) -> bool:
         """What is not wanted first takes half of the cores at most: beside 15 others NeRF's longest kernel took 5.3 s
         on an H200's host, beside seven 4.0, and everything waits for it."""
+        if self._resting:
+            return rank < 0
         busy = len(self._threads) - self._idle - 1  # but for the one that asks
         return rank <= 0 or busy < max(FEW, self._cores // 2)
 

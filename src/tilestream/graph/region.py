@@ -72,7 +72,7 @@ class Region:
     alone, for eager and Inductor; it takes ``arguments`` (names of nodes of the outer graph) and
     returns ``results`` as a tuple. ``symbols`` tells which argument's dimension is which symbolic
     size; dimension ``-1`` means the argument is the size itself. ``rows`` is the number of rows in
-    the call that was captured.
+    the call that was captured. ``minor``: it has little of its graph's time (``plan.minor``).
     """
 
     name: str
@@ -88,6 +88,7 @@ class Region:
     operators: tuple[str, ...]
     sources: tuple[str, ...]
     edges: EdgeArguments | None = None
+    minor: bool = False
 
 
 def lower(

@@ -10,8 +10,9 @@ from tilestream.graph.region import Region
 from tilestream.graph.selection import Cut
 from tilestream.graph.sizes import hint
 from tilestream.ir.pipeline import DTYPE_BYTES, Role
+from tilestream.kernels.coefficients import sums_by_index
 from tilestream.options import Options
-from tilestream.plan import planner, ragged, scatter_cost
+from tilestream.plan import planner, ragged
 from tilestream.plan.candidates import FALLBACK, Candidate
 
 
@@ -58,4 +59,4 @@ def _sums_us(joined: Joined, options: Options, device: Device) -> float:
         return sum(p.chosen.predicted_us or 0.0 for p in plans)
     program, rows = joined.network.region.program, joined.network.region.rows
     (edge,) = {t.features * DTYPE_BYTES[t.dtype] for t in program.by_role(Role.OUTPUT)}
-    return len(joined.cut.outputs) * (scatter_cost.SUM_US + rows * edge / scatter_cost.SUM_BYTES_PER_US)
+    return len(joined.cut.outputs) * (sums_by_index.SUM_US + rows * edge / sums_by_index.SUM_BYTES_PER_US)

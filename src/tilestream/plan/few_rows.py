@@ -38,9 +38,10 @@ def by_cluster(options: Options) -> bool:
     return options.cluster_middle and options.measure and options.effort != "model"
 
 
-def most_timed(options: Options) -> int:
-    """Shared tiles of a region that are timed at most."""
-    return {"model": 1, "measured": margins.SHARED, "exhaustive": 1000}[options.effort]
+def most_timed(options: Options) -> tuple[int, int]:
+    """Shared tiles and other candidates of a region that are timed at most."""
+    shared = {"model": 1, "measured": margins.SHARED, "exhaustive": 1000}[options.effort]
+    return shared, 1 if options.effort == "model" else margins.MEASURED
 
 
 def patience_s(options: Options) -> float:

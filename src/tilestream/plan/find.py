@@ -30,6 +30,7 @@ from tilestream.options import Options
 from tilestream.plan.edge_networks import pays, with_networks
 from tilestream.plan.gradient_launches import apart, gradient_sites, least_rows
 from tilestream.plan.messages import sorted_sums
+from tilestream.plan.minor import with_minor
 
 LONE = "a product by itself: nothing streams into it or out of it, and a library's is as fast"
 RAGGED = "part of a ragged region"
@@ -124,7 +125,7 @@ def find(
     asked = edge_networks(graph, part.cuts, ragged) if networks else []
     joined = tuple(each for each in asked if pays(each, options, device))
     if not joined:
-        return found
+        return replace(found, cuts=with_minor(found.cuts, device))
     return replace(found.with_cuts(with_networks(found.cuts, joined), POINTWISE), networks=joined)
 
 

@@ -16,8 +16,8 @@ from tilestream.graph.provenance import source
 from tilestream.graph.rewrites.operators import SEGMENT_REDUCE, SEGMENTS, SORTED_INDEX
 from tilestream.graph.rewrites.settings import SortedSums
 from tilestream.graph.sizes import expression, hint
-from tilestream.graph.sums import Sum, constant, first_alike, sums
-from tilestream.plan import scatter_cost
+from tilestream.graph.sums import Part, Sum, constant, first_alike, sums
+from tilestream.kernels.coefficients import sums_by_index
 from tilestream.plan.values import Moved
 from tilestream.simulator.library import Kernel, Own, Stream
 
@@ -108,9 +108,37 @@ def _pays(sorted_together: Sequence[Sum], launches: Sequence[Sequence[Sum]]) -> 
     """
     if torch.are_deterministic_algorithms_enabled():
         return True
-    sort = scatter_cost.sort_us(sum(scatter_cost.edges(p) for s in sorted_together for p in s.parts))
-    gains = (sum(map(scatter_cost.atomics_us, one)) - scatter_cost.sum_us(one) for one in launches)
-    return sum(gains) > sort
+    sort_us = sums_by_index.sort(sum(map(_edges, sorted_together))).us
+    return sum(sum(map(atomics_us, one)) - sum_us(one) for one in launches) > sort_us
+
+
+def atomics_us(s: Sum) -> float:
+    """What torch's and Inductor's kernels take."""
+    table = s.node.target is aten.embedding_dense_backward.default
+    added = [(_edges_of(p) * p.features, _element_us(p, s.how)) for p in s.parts]
+    return sums_by_index.atomics(added, prod(map(hint, s.node.meta["val"].shape)) if table else 0.0).us
+
+
+def _element_us(part: Part, how: str) -> float:
+    others = part.node.target in (aten.index_add.default, aten.embedding_dense_backward.default)
+    added = how in ("sum", "mean") and not others
+    size = min(4, part.node.meta["val"].element_size())
+    return sums_by_index.ADDED_US[size] if added else sums_by_index.ATOMIC_US
+
+
+def sum_us(together: Sequence[Sum]) -> float:
+    """What one launch takes that makes all of these, without the sort."""
+    return sums_by_index.sums(
+        _row_bytes(together[0]), [(_edges(s), hint(s.node.meta["val"].shape[0])) for s in together]
+    ).us
+
+
+def _edges(s: Sum) -> int:
+    return sum(map(_edges_of, s.parts))
+
+
+def _edges_of(part: Part) -> int:
+    return prod(map(hint, part.index.meta["val"].shape))
 
 
 def _row_bytes(s: Sum) -> int:
@@ -119,7 +147,7 @@ def _row_bytes(s: Sum) -> int:
 
 def _rows(s: Sum) -> int:
     """Of the matrix, or more."""
-    return sum(p.every * scatter_cost.edges(p) for p in s.parts)
+    return sum(p.every * _edges_of(p) for p in s.parts)
 
 
 def kernels_of(node: fx.Node, touched: Moved) -> tuple[Kernel, ...]:

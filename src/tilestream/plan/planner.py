@@ -160,7 +160,7 @@ def _proposals(
 
 
 def shortlist(
-    candidates: Sequence[Candidate], forced: bool = False, most_shared: int = margins.MEASURED
+    candidates: Sequence[Candidate], forced: bool = False, most: tuple[int, int] = (margins.MEASURED, margins.MEASURED)
 ) -> list[Candidate]:
     """Those that are timed where times are taken, best predicted first; none where the fallback is far ahead of all.
 
@@ -169,13 +169,13 @@ def shortlist(
 
     Args:
         forced: the fallback is no alternative.
-        most_shared: shared tiles that are timed at most.
+        most: shared tiles, and others, that are timed at most.
     """
     legal = sorted((c for c in candidates if c.pipeline is not None), key=prediction_of)
     fallback = fallback_of(candidates)
     shared = [c for c in legal if c.strategy == few_rows.STRATEGY]
     others = [c for c in legal if c.strategy != few_rows.STRATEGY]
-    wanted = {id(c) for c in (*shared[:most_shared], *others[: margins.MEASURED])}
+    wanted = {id(c) for c in (*shared[: most[0]], *others[: most[1]])}
     vertical_us = min((prediction_of(c) for c in others if c.strategy == "vertical"), default=math.inf)
 
     def hopeless(c: Candidate) -> bool:
@@ -193,17 +193,19 @@ def shortlist(
 
     timed = [c for c in legal if id(c) in wanted and not hopeless(c) and (forced or not beaten(c))]
     limit = margins.LOST_LONG if prediction_of(fallback) > margins.LONG_US else margins.LOST
+    limit = 1.0 if most[1] == 1 else limit  # by prediction alone
     lost = bool(timed) and not forced and prediction_of(timed[0]) > limit * prediction_of(fallback)
     return [] if lost else timed
 
 
-def likely_against(candidates: Sequence[Candidate], bound_us: float) -> bool:
+def likely_against(candidates: Sequence[Candidate], bound_us: float, most: tuple[int, int]) -> bool:
     """Whether the fallback will probably be timed beside a region's candidates, said before any of those is.
 
     Args:
         bound_us: what the fallback cannot beat.
+        most: as of ``shortlist``.
     """
-    wanted = shortlist(candidates)
+    wanted = shortlist(candidates, most=most)
     fallback = fallback_of(candidates)
     if not wanted or fallback.predicted_us is None:
         return False
@@ -265,9 +267,9 @@ def _library_kernels(program: Pipeline, device: Device, epilogues: bool) -> Pipe
         return None
 
 
-def _timed(candidates: Sequence[Candidate], time: Time, bound_us: float, most_shared: int) -> Sequence[Candidate]:
+def _timed(candidates: Sequence[Candidate], time: Time, bound_us: float, most: tuple[int, int]) -> Sequence[Candidate]:
     """Time the best few, then the fallback, which takes longest to build, unless one of them beats all it could do."""
-    wanted = shortlist(candidates, most_shared=most_shared)
+    wanted = shortlist(candidates, most=most)
     if not wanted:
         return candidates
     timed = time(candidates, wanted)

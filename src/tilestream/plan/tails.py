@@ -27,7 +27,7 @@ def all_promising(found: Partition, options: Options, device: Device) -> dict[st
     if not options.measure or options.strategy != "auto":
         return {}
     made: dict[str, Tail] = {}
-    for region in (r for r in found.regions if not r.program.ragged):
+    for region in (r for r in found.regions if not r.program.ragged and not r.minor):
         with announced(f"{region.name} has no tail"):
             tail = promising(region, options, device)
             made |= {} if tail is None else {region.name: tail}

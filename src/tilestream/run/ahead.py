@@ -14,6 +14,7 @@ from tilestream.plan import few_rows, margins
 from tilestream.plan.chooser import kept
 from tilestream.plan.cost import product_bound_us
 from tilestream.plan.gradient_launches import GradientLaunch
+from tilestream.plan.minor import effort_for
 from tilestream.plan.planner import likely_against, shortlist
 from tilestream.run import gradients
 from tilestream.run.collector import collect_once
@@ -82,7 +83,7 @@ def _begin_fallback(region: Region, options: Options, target: Target) -> None:
     with said_later(region.name):
         made = question(region, options, target).propose()
         bound_us = product_bound_us(region.program, region.rows, target.hardware)
-        if region.program.ragged or likely_against(made, bound_us):
+        if region.program.ragged or likely_against(made, bound_us, _most(region, options)):
             begin_inductors(region)
 
 
@@ -135,5 +136,10 @@ def _is_planned(region: Region, options: Options, target: Target) -> bool:
 def _wanted(region: Region, options: Options, target: Target) -> list[Pipeline]:
     """The candidates that will be timed, best predicted first."""
     made = question(region, options, target).propose()
-    wanted = shortlist(made, options.strategy != "auto", few_rows.most_timed(options))
+    wanted = shortlist(made, options.strategy != "auto", _most(region, options))
     return [c.pipeline for c in wanted if c.pipeline is not None]
+
+
+def _most(region: Region, options: Options) -> tuple[int, int]:
+    """Shared tiles and other candidates of a region that are timed at most."""
+    return few_rows.most_timed(effort_for(region, options))

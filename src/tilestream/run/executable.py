@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 import torch
@@ -59,6 +60,15 @@ def build_ahead(pipelines: Sequence[Pipeline], kind: str, rank: int = 0) -> None
 
         with timed("kernels"):
             cuda.start(pipelines, rank=rank)
+
+
+def unwanted_rest(kind: str) -> AbstractContextManager[None]:
+    """Inside, no compilation begins but those that somebody waits for: Inductor's processes have the cores."""
+    if kind != "cuda":
+        return nullcontext()
+    from tilestream.cuda.workers import workers
+
+    return workers().resting()
 
 
 def first_built(

@@ -24,6 +24,7 @@ from tilestream.run import around, epilogues, fallback
 from tilestream.run.collector import young_only
 from tilestream.run.decompose import simplified
 from tilestream.run.direct import DirectNote, direct, direct_note, is_direct
+from tilestream.run.executable import unwanted_rest
 from tilestream.run.graphs import Compilation
 from tilestream.run.joint import partitioner
 from tilestream.run.kept_lists import keeping
@@ -152,7 +153,7 @@ def _inner(
         made: list[tuple[Any, list[Any]]] = []
 
         def compiled(graph: fx.GraphModule, **changes: Any) -> Any:
-            with timed("inductor"):
+            with timed("inductor"), unwanted_rest(compilation.target.kind):
                 made.append(compile_inner(graph, inputs, {**kwargs, **changes}))
             return made[-1][0]
 

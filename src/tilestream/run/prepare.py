@@ -21,6 +21,7 @@ from tilestream.plan import chooser, few_rows, find, planner, ragged
 from tilestream.plan.candidates import Plan
 from tilestream.plan.chooser import Question
 from tilestream.plan.find import LONE, NO_ROWS
+from tilestream.plan.minor import effort_for
 from tilestream.plan.parts import RegionAnalysis
 from tilestream.plan.planner import without
 from tilestream.plan.turned import turned
@@ -81,6 +82,7 @@ def question(region: Region, options: Options, target: Target) -> Question:
     """Which kernel runs a region; the fallback is no alternative to the reference machine."""
     if target.kind == "reference":  # else as they are: what was proposed for them is known
         options = options.with_(target="reference")
+    options = effort_for(region, options)
     if region.program.ragged:
         return ragged.question(region, target.hardware, options)
     return planner.question(region.program, region.rows, target.hardware, options, turned(region, options))
@@ -101,7 +103,7 @@ def chosen(asked: Question, trial: Callable[[], Trial], options: Options, target
 
 def _key(region: Region, options: Options, target: Target) -> _Key:
     """What a plan is kept by: torch's own flag decides which candidates there are, and how weights lie their times."""
-    lying = turned(region, options).weights
+    lying, options = turned(region, options).weights, effort_for(region, options)
     return region.program, target.hardware, options, few_rows.in_any_order(options), lying
 
 

@@ -21,6 +21,7 @@ FEATURES = range(16, 129, 16)
 BLOCK = 128
 """Queries and keys of a block that is looked at as one; a ``BlockMask``'s blocks are multiples of it."""
 MOST_KEYS = 2**17
+"""States of a CTA's tiles lie in shared memory."""
 MOST_PAIRS = 2**31
 """Of all masks that differ: each is a bit while a call lasts."""
 LEAST_QUERIES = 16

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from operator import floordiv, sub
 from typing import Any
 
@@ -28,20 +28,17 @@ class Bounds:
     Attributes:
         like: whose user's line and fake tensors' mode new nodes have.
         starts: int32 [segments + 1]: where the rows of each begin, and where those of the last end.
-        rows: how many there are: a number, or a node of the graph.
-        whole: whether every row is in a segment.
         busy: which segments have many rows; None where hardly any is expected to.
     """
 
     like: fx.Node
     starts: fx.Node
-    rows: Any
-    whole: bool = True
     busy: fx.Node | None = None
 
     @classmethod
     def joined(cls, like: fx.Node, parts: Sequence[fx.Node | None], rows: Any, whole: bool = True) -> Bounds:
-        """Of integers behind each other; None is the number of rows. What int32 does not hold is no bound."""
+        """Of integers behind each other; None is the number of ``rows``, a number or a node of the graph. What int32
+        does not hold is no bound. ``whole``: whether every row is in a segment."""
         first = next(p for p in parts if p is not None)
         given = [call(like, aten.new_full.default, first, [1], rows) if p is None else p for p in parts]
         starts = given[0] if len(given) == 1 else call(like, aten.cat.default, given)
@@ -50,11 +47,7 @@ class Bounds:
             starts = call(like, aten._to_copy.default, within, dtype=torch.int32)
         if not whole:
             starts.meta[LOOSE] = True
-        return cls(like, starts, rows, whole, _busy(like, starts, rows))
-
-    def at(self, like: fx.Node) -> Bounds:
-        """The same, for nodes in another place."""
-        return replace(self, like=like)
+        return cls(like, starts, _busy(like, starts, rows))
 
     def reduced(self, rows: fx.Node, how: str = "sum") -> fx.Node:
         """[segments, *] of ``rows`` [rows, *]; ``how`` as of ``segment_reduce``."""
@@ -65,23 +58,6 @@ class Bounds:
         ends = self.call(aten.slice.Tensor, self.starts, 0, 1, END)
         count = self.call(aten.sub.Tensor, ends, self.call(aten.slice.Tensor, self.starts, 0, 0, -1))
         return self.wide(self.cast(count, torch.float32), dims)
-
-    def of_rows(self, table: fx.Node) -> fx.Node:
-        """What segments have, at each of their rows; 0 at rows that are in none."""
-        dims = table.meta["val"].dim()
-        ends = self.call(aten.slice.Tensor, self.starts, 0, 1, END)
-        of: dict[str, Any] = {"dtype": torch.int32, "device": self.starts.meta["val"].device}
-        numbers = call(self.starts, aten.arange.default, self.rows, **of)
-        # As many segments end before a row or with it. Whatever bounds a graph is timed with, that names one.
-        before = self.call(aten.searchsorted.Tensor, ends, numbers, out_int32=True, right=True)
-        count = size(self.like, ends)
-        last = count - 1 if isinstance(count, int) else self.call(sub, count, 1)
-        found = self.call(aten.index_select.default, table, 0, self.call(aten.clamp_max.default, before, last))
-        if self.whole:
-            return found
-        first, end = (self.call(aten.slice.Tensor, self.starts, 0, at, stop) for at, stop in ((0, 1), (-1, END)))
-        sides = self.call(aten.ge.Tensor, numbers, first), self.call(aten.lt.Tensor, numbers, end)
-        return self.call(aten.where.ScalarOther, self.wide(self.call(aten.logical_and.default, *sides), dims), found, 0)
 
     # -- operators
 

@@ -75,7 +75,7 @@ def _bounds(node: fx.Node) -> Bounds:
     """Of lengths that do not add up to all rows the last bound is below zero, which whoever reads bounds refuses."""
     given, of_lengths = _bounds_given(node)
     rows = size(node, _data(node))
-    bounds = Bounds(node, given, rows)
+    bounds = Bounds(node, given)
     if not of_lengths:
         return Bounds.joined(node, [given], rows, whole=False)
     ends = bounds.call(aten.cumsum.default, given, 0)

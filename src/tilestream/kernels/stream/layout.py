@@ -225,10 +225,10 @@ def _ring_slots(schedule: Schedule, page_rows: int, left: int, need_in: int) -> 
 
 
 def splits(schedule: Schedule) -> bool:
-    """Whether tiles begin by a copy of their input as several operands, as float32 by parts does (``ir.float32``): its
-    epilogues are long."""
-    copies = ([k.kind for p in step.phases for k in p.sinks] for step in schedule.steps if step.gemm is None)
-    return any(kinds.count("registers") + kinds.count("shared") > 1 for kinds in copies)
+    """Whether products are of float32 by parts (``ir.float32``): tiles begin by a copy of their input as several
+    operands, and epilogues are long. What it decides was timed of such kernels alone."""
+    made = [op.out for op in schedule.stage.ops if op.kind == "linear"]
+    return schedule.dtype == "bf16" and any(tile is not None and tile.dtype == "f32" for tile in made)
 
 
 def turns_of(schedule: Schedule) -> tuple[int, ...]:

@@ -11,16 +11,26 @@ from torch import Tensor
 
 from benchmarks.fit import fit_scatter_cost
 from tilestream.graph.sums import sums
-from tilestream.plan import scatter_cost
+from tilestream.kernels.coefficients import sums_by_index
+from tilestream.plan import messages
 
 
 def test_constants_are_those_of_the_fit() -> None:
     few, many, large = fit_scatter_cost.sorts()
     wanted = [*few, *many, large, *fit_scatter_cost.atomics().values()]
-    own = [scatter_cost.TILE_US, scatter_cost.TILE_EDGE_US, scatter_cost.SORT_US, scatter_cost.SORT_EDGE_US]
-    own += [scatter_cost.DRAM_EDGE_US, scatter_cost.ATOMIC_US, scatter_cost.ADDED_US[2], scatter_cost.ADDED_US[4]]
+    own = [sums_by_index.TILE_US, sums_by_index.TILE_EDGE_US, sums_by_index.SORT_US, sums_by_index.SORT_EDGE_US]
+    own += [sums_by_index.DRAM_EDGE_US, sums_by_index.ATOMIC_US, sums_by_index.ADDED_US[2], sums_by_index.ADDED_US[4]]
     assert own == pytest.approx(wanted, rel=0.03)
     assert fit_scatter_cost.worst(fit_scatter_cost.sort_errors()) < 0.1
+
+
+def test_counts_become_the_times_that_the_formulas_had() -> None:
+    """As they stood in microseconds before they were counts."""
+    sorts = [sums_by_index.sort(edges).us for edges in (100, 8192, 8193, 1_000_000, 5_000_000)]
+    assert sorts == pytest.approx([8.32, 18.0304, 32.56386, 52.4, 230.0], rel=1e-15)
+    sums = [sums_by_index.sums(*of).us for of in ((128, [(1_000_000, 100_000)]), (256, [(50_000, 3), (9, 9)]))]
+    assert sums == pytest.approx([49.93333333333333, 12.46969696969697], rel=1e-15)
+    assert sums_by_index.atomics([(64e6, 7.6e-6), (1e6, 1.3e-6)], 2e6).us == pytest.approx(492.3511627906977, rel=1e-15)
 
 
 CASES = [r for r in fit_scatter_cost.cases("scatter_costs") if r["features"] >= 64 and r["edges"] > 50_000]
@@ -41,7 +51,7 @@ def test_times_are_near_the_measured_ones(case: dict[str, Any]) -> None:
         zeros, rows = (torch.zeros(case[n], case["features"], dtype=dtype) for n in ("nodes", "edges"))
         graphs = [trace(f, (zeros, torch.zeros(case["edges"]).long(), rows)) for f in (index_add, scatter_add)]
     (one,), (other,) = (sums(graph.graph) for graph in graphs)
-    assert 0.7 < scatter_cost.atomics_us(one) / case["us"]["index_add"] < 1.3
+    assert 0.7 < messages.atomics_us(one) / case["us"]["index_add"] < 1.3
     if "inductor" in case["us"]:
-        assert 0.5 < scatter_cost.atomics_us(other) / case["us"]["inductor"] < 1.5
-    assert 0.7 < scatter_cost.sum_us([one]) / case["us"]["sorted"] < 1.6
+        assert 0.5 < messages.atomics_us(other) / case["us"]["inductor"] < 1.5
+    assert 0.7 < messages.sum_us([one]) / case["us"]["sorted"] < 1.6

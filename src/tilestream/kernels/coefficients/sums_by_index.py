@@ -1,13 +1,11 @@
-"""Microseconds of sums of rows by an index, on an H200: by atomics, and in sorted order."""
+"""Sums of rows by an index, on an H200: by atomics, and in sorted order. Microseconds, of no other device."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import ceil, prod
+from math import ceil
 
-from tilestream.graph.nodes import aten
-from tilestream.graph.sizes import hint
-from tilestream.graph.sums import Part, Sum
+from tilestream.kernels.costs import Amount, Counts
 from tilestream.kernels.segments.layout import LONG, MOST_PIECES, PIECE_EDGES
 
 ATOMIC_US = 7.6e-6
@@ -39,44 +37,36 @@ CTA_BYTES, ROUND_ROWS, ROUND_US = 2048, 4, 1.2
 memory, about so long. Estimated; not measured alone."""
 
 
-def atomics_us(s: Sum) -> float:
-    """What torch's and Inductor's kernels take."""
-    table = s.node.target is aten.embedding_dense_backward.default
-    wide = prod(map(hint, s.node.meta["val"].shape)) * WIDE_BYTES / BYTES_PER_US if table else 0.0
-    return wide + sum(_element_us(p, s.how) * edges(p) * p.features for p in s.parts)
+def atomics(elements: Sequence[tuple[float, float]], of_table: float = 0.0) -> Counts:
+    """What torch's and Inductor's kernels take: elements that are added, with the microseconds of one, and those of a
+    table's gradient that is made, if one is."""
+    wide = Amount("table", of_table * WIDE_BYTES, BYTES_PER_US * 1e6)
+    return Counts("atomics", (wide, *(Amount("additions", count, 1e6 / us) for count, us in elements)))
 
 
-def _element_us(part: Part, how: str) -> float:
-    others = part.node.target in (aten.index_add.default, aten.embedding_dense_backward.default)
-    added = how in ("sum", "mean") and not others
-    return ADDED_US[min(4, part.node.meta["val"].element_size())] if added else ATOMIC_US
-
-
-def sum_us(together: Sequence[Sum]) -> float:
-    """What one launch takes that makes all of these, without the sort."""
-    row = together[0].parts[0].features * together[0].node.meta["val"].element_size()
-    rows = sum(hint(s.node.meta["val"].shape[0]) + sum(map(edges, s.parts)) for s in together)
-    return SUM_US + max(rows * row / SUM_BYTES_PER_US, *(_longest_us(s, row) for s in together))
-
-
-def _longest_us(s: Sum, row: int) -> float:
-    """Of a node, were all alike: few nodes keep few CTAs busy.
+def sums(row: int, groups: Sequence[tuple[int, int]]) -> Counts:
+    """What one launch takes that makes all of these, without the sort.
 
     Args:
-        row: its bytes.
+        row: bytes of one.
+        groups: edges and nodes of each sum.
     """
-    each = sum(map(edges, s.parts)) / max(1, hint(s.node.meta["val"].shape[0]))
+    rows = sum(edges + nodes for edges, nodes in groups)
+    streamed = Amount("rows", rows * row, SUM_BYTES_PER_US * 1e6)
+    waits = (Amount("longest node", 1e-6 * _longest_us(edges / max(1, nodes), row)) for edges, nodes in groups)
+    return Counts("sums", (Amount("launch", 1e-6 * SUM_US), Counts("streams", (streamed, *waits), max)))
+
+
+def _longest_us(each: float, row: int) -> float:
+    """Of a node with so many edges, as all have: few nodes keep few CTAs busy."""
     pieces = min(MOST_PIECES, ceil(each / PIECE_EDGES))
     groups = 1 if each <= LONG else max(1, CTA_BYTES * pieces // row)
     return each / (groups * ROUND_ROWS) * ROUND_US
 
 
-def sort_us(sorted_edges: int) -> float:
+def sort(edges: int) -> Counts:
     """What sorting takes, with where each node's edges start."""
-    if sorted_edges <= TILE:
-        return TILE_US + sorted_edges * TILE_EDGE_US
-    return max(SORT_US + sorted_edges * SORT_EDGE_US, sorted_edges * DRAM_EDGE_US)
-
-
-def edges(part: Part) -> int:
-    return prod(map(hint, part.index.meta["val"].shape))
+    if edges <= TILE:
+        return Counts("sort", (Amount("tile", 1e-6 * (TILE_US + edges * TILE_EDGE_US)),))
+    held, dram = SORT_US + edges * SORT_EDGE_US, edges * DRAM_EDGE_US
+    return Counts("sort", (Amount("tiles", 1e-6 * held), Amount("dram", 1e-6 * dram)), max)
