@@ -15,7 +15,7 @@ from tilestream.run.attention import replace_attention, runs_here
 from tilestream.run.early_launches import start_early
 from tilestream.run.epilogues import tunes
 from tilestream.run.few_queries import STREAMED
-from tilestream.run.library_attention import FLASH_ATTENTION
+from tilestream.run.library_attention import EFFICIENT_ATTENTION, FLASH_ATTENTION
 from tilestream.run.target import Target
 
 
@@ -34,4 +34,5 @@ def rewrite_around(
         rewrite(graph, When.AROUND_INFERENCE, settings)
         replace_attention(graph, STREAMED, options, target)
         replace_attention(graph, FLASH_ATTENTION, options, target)
+        replace_attention(graph, EFFICIENT_ATTENTION, options, target)
         start_early(graph, options)
