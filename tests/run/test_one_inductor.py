@@ -29,8 +29,8 @@ from tilestream.graph import selection
 from tilestream.graph.real import real
 from tilestream.options import Options, split
 from tilestream.plan import planner
-from tilestream.plan.candidates import Candidate, Plan
-from tilestream.run import executable, fallback, graphs, prepare, timing, whole
+from tilestream.plan.candidates import FALLBACK, Candidate, Plan
+from tilestream.run import executable, fallback, graphs, inductor, prepare, timing, whole
 from tilestream.run import inductor as one
 from tilestream.run.graphs import Compilation
 from tilestream.run.target import Target
@@ -344,9 +344,10 @@ def test_without_fallback_a_mistake_is_an_error(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.fixture
 def timings(quick: None, monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
-    """Graphs are timed by these numbers: the one with regions, and the one without; a call before the GPU is
-    at its clocks takes so many times what it should."""
-    us = {"streamed": 100.0, "inductor": 90.0, "gain": 5.0, "at most": 1.5}
+    """Graphs are timed by these numbers: the one with regions, and the one without, by Inductor and by eager's
+    kernels; a call before the GPU is at its clocks takes so many times what it should."""
+    us = {"streamed": 100.0, "inductor": 90.0, "eager": 200.0, "gain": 5.0, "at most": 1.5}
+    names = {whole.STREAMED: "streamed", whole.EAGER: "eager", FALLBACK: "inductor"}
     monkeypatch.setattr(whole, "_wholes", [])
     monkeypatch.setattr(whole.Whole, "measures", lambda self: True)
     monkeypatch.setattr(Plan, "gain_us", property(lambda plan: us["gain"]))
@@ -357,7 +358,7 @@ def timings(quick: None, monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
             values = timer.trial.make()
             for candidate in candidates:
                 timer.trial.call(candidate, values)()
-        return [us["streamed" if c.strategy == whole.STREAMED else "inductor"] for c in candidates]
+        return [us[names[c.strategy]] for c in candidates]
 
     monkeypatch.setattr(Timer, "__call__", times)
     monkeypatch.setattr(timing, "at_most_us", lambda function: function() and us["streamed"] * us["at most"])
@@ -377,6 +378,44 @@ def test_the_faster_whole_is_kept(
     (found,) = whole.wholes()
     assert found.regions == 2 and found.streams == streams
     assert found.streamed_us == streamed and found.inductor_us == (inductor if timed == 2 else None)
+
+
+@pytest.mark.parametrize(
+    ("streamed", "eager", "gain", "taken"),
+    [(100.0, 85.0, 5.0, True), (100.0, 87.0, 5.0, False), (100.0, 90.0, 50.0, True), (100.0, 96.0, 50.0, False)],
+)
+def test_eagers_kernels_run_the_whole_where_they_are_clearly_faster(
+    timings: dict[str, float], monkeypatch: pytest.MonkeyPatch, streamed: float, eager: float, gain: float, taken: bool
+):
+    """Than Inductor's graph, 90 us, or than what is not timed beside it since its regions gain enough."""
+    calls: list[int] = []
+    right = inductor.compile_calls
+    monkeypatch.setattr(inductor, "compile_calls", lambda *a: calls.append(1) or right(*a))
+    timings |= {"streamed": streamed, "eager": eager, "gain": gain}
+    check(two_regions(), torch.randn(37, 9).bfloat16())
+    (found,) = whole.wholes()
+    assert found.eager_us == (eager if taken else None) and found.streams == (not taken and gain == 50.0)
+    assert whole.measured(whole.wholes())[0] == min(eager if taken else streamed, streamed if gain == 50.0 else 90.0)
+    assert len(calls) == taken
+
+
+def test_what_eagers_kernels_compute(timings: dict[str, float]):
+    """Views and constants among them, results that lie as eager's do, and an argument that is written."""
+
+    def forward(m: nn.Module, x: Tensor) -> tuple[Tensor, ...]:
+        h = m.layers[0](x)
+        x.mul_(2)
+        weight = torch.tensor([0.5, 2.0]).to(h.dtype).repeat_interleave(h.shape[1] // 2)
+        return (h * weight).T, *h[:, 2:].chunk(2, 0), h.softmax(-1).sum(0), x + 1
+
+    timings |= {"eager": 1.0}
+    module, x = Fn(forward, linear(9, 12)).bfloat16(), torch.randn(37, 9).bfloat16()
+    mine, plain = x.clone(), x.clone()
+    with torch.no_grad():
+        got, want = compiled(module)(mine), module(plain)
+    assert whole.wholes()[0].eager_us == 1.0 and torch.equal(mine, plain)
+    for mine, other in zip(got, want, strict=True):
+        assert torch.equal(mine, other) and mine.stride() == other.stride()
 
 
 @pytest.mark.parametrize(("saved", "timed"), [(0.0, 1), (8.0, 1), (9.5, 2), (20.0, 2)])

@@ -23,7 +23,7 @@ from tilestream.graph.modules import copied
 from tilestream.graph.rewrites.table import When, rewrite
 from tilestream.run import around, epilogues, fallback
 from tilestream.run.collector import young_only
-from tilestream.run.decompose import simplified
+from tilestream.run.decompose import relift, simplified
 from tilestream.run.direct import DirectNote, direct, direct_note, is_direct
 from tilestream.run.graphs import Compilation
 from tilestream.run.joint import partitioner
@@ -154,9 +154,10 @@ def _inner(
                 rewrite(streamed, When.CALLED)
         made: list[tuple[Any, list[Any]]] = []
 
-        def compiled(graph: fx.GraphModule, **changes: Any) -> Any:
+        def compiled(graph: fx.GraphModule, by_eager: bool = False, **changes: Any) -> Any:
             with timed("inductor"):
-                made.append(compile_inner(graph, inputs, {**kwargs, **changes}))
+                compiles = compile_calls if by_eager else compile_inner
+                made.append(compiles(graph, inputs, {**kwargs, **changes}))
             return made[-1][0]
 
         rescued = backward and compilation.options.fallback
@@ -179,9 +180,22 @@ def _inner(
 
 def compile_inner(gm: fx.GraphModule, inputs: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, list[Any]]:
     """The compiled graph, and the strides of its outputs, which Inductor leaves in the tracing context."""
+    return _compiled(simplified(gm, inputs), inputs, kwargs)
+
+
+def compile_calls(gm: fx.GraphModule, inputs: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, list[Any]]:
+    """The same of a graph whose every operator is eager's own kernel (``fallback.calls_eager``)."""
+    from torch._inductor import config, list_mode_options
+
+    graph = copied(gm)
+    relift(graph)
+    with config.patch(list_mode_options("lite")):
+        return _compiled(graph, inputs, kwargs)
+
+
+def _compiled(graph: fx.GraphModule, inputs: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, list[Any]]:
     from torch._inductor.compile_fx import compile_fx_inner
 
-    graph = simplified(gm, inputs)
     _set_output_strides(())
     with finished_together():
         code = compile_fx_inner(graph, inputs, **kwargs)
