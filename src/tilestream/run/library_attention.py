@@ -108,6 +108,11 @@ def _added(mask: Any, sizes: list[int], do: Callable[..., Any]) -> Any:
     return do(aten.expand.default, mask, sizes)
 
 
+def added_to(node: fx.Node, added: fx.Node, sizes: list[int]) -> fx.Node:
+    """What is added to scores ``[B, H, Q, K]``, as the memory-efficient kernel reads it; nodes are like ``node``."""
+    return _added(added, sizes, lambda op, *args: call(node, op, *args))
+
+
 def _sizes(query: Tensor, key: Tensor) -> list[int]:
     return [*query.shape[:3], key.shape[2]]
 
@@ -126,7 +131,7 @@ def _replace_by_efficient(node: fx.Node) -> bool:
     if added is not None:
         sizes = _sizes(*(n.meta["val"] for n in operands[:2]))
         with node.graph.inserting_before(node):
-            added = _added(added, sizes, lambda op, *args: call(node, op, *args))
+            added = added_to(node, added, sizes)
     causal = bool(given.get("is_causal"))
     made = _put(node, EFFICIENT, *operands, added, False, 0.0, causal, scale=given.get("scale"))
     while not made and node.prev is not last:
