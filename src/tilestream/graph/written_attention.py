@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.fx.node import map_arg
 
 from tilestream.graph.nodes import packet, value
 from tilestream.graph.rewrites.insert import call
@@ -214,7 +215,7 @@ def subgraph(site: Written, result: fx.Node) -> fx.GraphModule:
 def described(gm: fx.GraphModule) -> list[Any]:
     """What a graph computes, whatever its nodes are called, as JSON has it."""
     places = {node: f"%{k}" for k, node in enumerate(gm.graph.nodes)}
-    return [[str(n.target), str(fx.node.map_arg((n.args, n.kwargs), places.__getitem__))] for n in gm.graph.nodes
+    return [[str(n.target), str(map_arg((n.args, n.kwargs), places.__getitem__))] for n in gm.graph.nodes
             if n.op == "call_function"]  # fmt: skip
 
 
