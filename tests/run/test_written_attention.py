@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tilestream.devices import get
 from tilestream.graph.capture import capture
@@ -25,6 +26,7 @@ from tilestream.run.written_attention import WITH_BIAS, fuse_written, put
 
 BATCH, HEADS, TOKENS, FEATURES = 4, 3, 9, 16
 WIDTH = HEADS * FEATURES
+SAFE = torch.ops.aten._safe_softmax.default
 Run = Callable[..., Tensor]
 
 
@@ -70,7 +72,13 @@ def filled_low(x: Tensor, bias: Tensor, mask: Tensor, dropped: Tensor) -> Tensor
     return joined(scores.softmax(-1) @ v)
 
 
-WRITTEN: dict[str, Run] = {run.__name__: run for run in (plain, biased, shifted, filled, filled_low)}
+def by_pytorch(x: Tensor, bias: Tensor, *_: Tensor) -> Tensor:
+    """What PyTorch makes of a bias of three dimensions: products of float32."""
+    with sdpa_kernel(SDPBackend.MATH):
+        return joined(F.scaled_dot_product_attention(*heads(x), bias))
+
+
+WRITTEN: dict[str, Run] = {run.__name__: run for run in (plain, biased, shifted, filled, filled_low, by_pytorch)}
 
 
 def operands(seed: int = 0) -> list[Tensor]:
@@ -145,9 +153,16 @@ def test_rows_that_keep_nothing_are_as_eagers() -> None:
     gm = fused(graph_of(filled, *inputs))
     got, eager = called(gm, filled, inputs), filled(*inputs)
     assert got[:, 2].isnan().all() and eager[:, 2].isnan().all() and not got[:, 3:].isnan().any()
+    assert not eager[:, 3:].isnan().any()
     inputs = operands()
     inputs[1][:, 3] = float("-inf")
     inputs[1][:, 4] = torch.finfo(torch.bfloat16).min
+    (node,) = graph_of(by_pytorch, *inputs).graph.find_nodes(op="call_function", target=SAFE)
+    assert node.args[1] == -1
+    gm = graph_of(by_pytorch, *inputs)
+    put(*sites(gm), WITH_BIAS)  # pyright: ignore[reportCallIssue]
+    (rows,) = gm.graph.find_nodes(op="call_function", target=torch.ops.aten.masked_fill.Scalar)
+    assert rows.args[2] == float("-inf")
     gm = fused(graph_of(biased, *inputs))
     got, eager = called(gm, biased, inputs), biased(*inputs)
     assert got[:, 3].isnan().all() and eager[:, 3].isnan().all()

@@ -1,6 +1,7 @@
 """Attention that a model writes out: a product, a bias, softmax, another product; found, and said as a fused kernel.
 
-timm's Swin and many models of transformers write theirs so. Their copies of queries, keys and values, which batched
+timm's Swin and many models of transformers write theirs so, and PyTorch does where no fused kernel takes a mask, with
+products of float32. Their copies of queries, keys and values, which batched
 products want, and their weights, which are as large as heads times queries times keys, are then never in memory.
 """
 
@@ -46,16 +47,25 @@ class Written:
 
     Attributes:
         last: the second product, whose results are looked at as ``results`` ``[B, H, Q, F]``.
+        key_rows: ``keys`` are ``[B, H, K, F]``.
         scale: of queries and keys; ``steps``: the rest, in their order.
+        is_safe: softmax makes zeros of a row of minus infinity, as PyTorch's attention does.
     """
 
     last: fx.Node
     results: tuple[fx.Node, ...]
     query: fx.Node
     keys: fx.Node
+    key_rows: bool
     values: fx.Node
     scale: float
     steps: tuple[Step, ...]
+    is_safe: bool
+
+    @property
+    def sizes(self) -> list[int]:
+        """Batches, heads, queries and keys."""
+        return [*_shape(self.query)[:3], _shape(self.keys)[2 if self.key_rows else 3]]
 
     @property
     def leaves(self) -> list[fx.Node]:
@@ -94,12 +104,22 @@ def written_at(last: fx.Node) -> Written | None:
         _source(last.args[1], [batch, heads, keys, features]),
     )
     results = tuple(last.users)
-    if any(n is None or value(n).dtype is not torch.bfloat16 for n in found):  # pyright: ignore
+    if any(n is None for n in found) or not results:
         return None
-    if not results or any(packet(u) not in IN_ORDER or _shape(u) != [*shape[:3], features] for u in results):
+    if any(packet(u) not in IN_ORDER or _shape(u) != [*shape[:3], features] for u in results):
         return None
-    (query, by_query), (turned, by_key) = (_unscaled(n) for n in found[:2])  # pyright: ignore
-    return Written(last, results, query, turned, found[2], by_query * by_key, tuple(reversed(steps)))  # pyright: ignore
+    (query, by_query), (turned, by_key), (values, by_value) = (_unscaled(n) for n in found)  # pyright: ignore
+    key_rows = turned.target is aten.transpose.int and set(turned.args[1:]) in ({-2, -1}, {2, 3})
+    key = _narrow(turned.args[0] if key_rows else turned)  # pyright: ignore
+    if value(last).dtype is torch.float32:  # pyright: ignore
+        results = tuple(u for r in results for u in r.users)
+        if not all(packet(u) is aten._to_copy for u in results):
+            return None
+    leaves = (query, key, values)
+    if by_value != 1 or any(value(n).dtype is not torch.bfloat16 for n in (*leaves, *results)):  # pyright: ignore
+        return None
+    is_safe = packet(softmax) is aten._safe_softmax
+    return Written(last, results, query, key, key_rows, values, by_query * by_key, tuple(reversed(steps)), is_safe)
 
 
 def _first_product(node: Any, size: int, steps: list[Step]) -> fx.Node | None:
@@ -158,9 +178,15 @@ def _source(node: Any, shape: list[int]) -> fx.Node | None:
 
 
 def _unscaled(node: fx.Node) -> tuple[fx.Node, float]:
-    """A node without the factor that it has, and that factor."""
+    """A node without the factor that it has, and before it was made float32; and that factor."""
     number = _factor(node)
-    return (node, 1.0) if number is None else (node.args[0], number)  # pyright: ignore
+    return (_narrow(node), 1.0) if number is None else (_narrow(node.args[0]), number)  # pyright: ignore
+
+
+def _narrow(node: fx.Node) -> fx.Node:
+    """What was made float32 of bf16."""
+    before = node.args[0] if packet(node) is aten._to_copy else None
+    return before if isinstance(before, fx.Node) and value(before).dtype is torch.bfloat16 else node  # pyright: ignore
 
 
 def _factor(node: fx.Node) -> float | None:
@@ -229,7 +255,7 @@ def fuse(site: Written, kernel: Any, kernel_args: Callable[[fx.Node | None], tup
     last = site.last
     with last.graph.inserting_before(last):
         added, scale = _added(site)
-        key = call(last, aten.transpose.int, site.keys, -2, -1)
+        key = site.keys if site.key_rows else call(last, aten.transpose.int, site.keys, -2, -1)
         made = call(last, kernel, site.query, key, site.values, *kernel_args(added), scale=scale)
         result: Any = call(last, operator.getitem, made, 0)
     for before in site.results:
@@ -270,7 +296,7 @@ def _added(site: Written) -> tuple[fx.Node | None, float]:
     for step in site.steps:
         if step.kind == "view":
             wanted = _shape(step.node)
-            total = None if total is None else _viewed(total, shape, wanted, do)
+            total = None if total is None else _viewed(total, shape, wanted, site.is_safe, do)
             shape = wanted
         elif step.kind == "scale":
             scale *= step.other
@@ -282,7 +308,7 @@ def _added(site: Written) -> tuple[fx.Node | None, float]:
     if total is None:
         return None, scale
     missing = 4 - len(_shape(total))
-    return do(aten.reshape.default, _finite(total, do), [*[1] * missing, *_shape(total)]), scale
+    return do(aten.reshape.default, _finite(total, site.is_safe, do), [*[1] * missing, *_shape(total)]), scale
 
 
 def _far(step: Step, do: Callable[..., fx.Node]) -> fx.Node:
@@ -293,14 +319,15 @@ def _far(step: Step, do: Callable[..., fx.Node]) -> fx.Node:
     return do(aten.where.self, mask, *(call(mask, aten.scalar_tensor.default, x, **given) for x in (far, 0.0)))
 
 
-def _finite(total: fx.Node, do: Callable[..., fx.Node]) -> fx.Node:
-    """Without infinities, of which libraries make zeros; but a row that is nothing else stays no number, as softmax has
-    it."""
+def _finite(total: fx.Node, is_safe: bool, do: Callable[..., fx.Node]) -> fx.Node:
+    """Without infinities, of which libraries make zeros; but a row that is nothing else becomes no number, as softmax
+    has it, or stays so."""
+    empty = float("-inf" if is_safe else "nan")
     none = do(aten.eq.Scalar, do(aten.amax.default, total, [-1], True), float("-inf"))
-    return do(aten.masked_fill.Scalar, do(aten.clamp_min.default, total, FARTHEST), none, float("nan"))
+    return do(aten.masked_fill.Scalar, do(aten.clamp_min.default, total, FARTHEST), none, empty)
 
 
-def _viewed(total: fx.Node, shape: list[int], wanted: list[int], do: Callable[..., fx.Node]) -> fx.Node:
+def _viewed(total: fx.Node, shape: list[int], wanted: list[int], is_safe: bool, do: Callable[..., fx.Node]) -> fx.Node:
     """What is added to scores of a shape, for those looked at as another one."""
     own = [1] * (len(shape) - len(_shape(total))) + _shape(total)
     alike = 0
@@ -308,17 +335,12 @@ def _viewed(total: fx.Node, shape: list[int], wanted: list[int], do: Callable[..
         alike += 1
     if all(n == 1 for n in own[: len(own) - alike]):
         return do(aten.reshape.default, total, [1] * (len(wanted) - alike) + own[len(own) - alike :])
-    whole = do(aten.expand.default, _finite(do(aten.reshape.default, total, own), do), shape)
+    whole = do(aten.expand.default, _finite(do(aten.reshape.default, total, own), is_safe, do), shape)
     return do(aten.reshape.default, whole, wanted)
-
-
-def largest(site: Written) -> int:
-    """Scores of all heads."""
-    return math.prod(_shape(site.query)[:3]) * _shape(site.keys)[3]
 
 
 def reads_rows(site: Written) -> bool:
     """Whether features lie next to each other, as kernels read them."""
     query, keys, values = (value(n) for n in (site.query, site.keys, site.values))
     made: list[Tensor] = [t for t in (query, keys, values) if t is not None]
-    return made[0].stride(3) == 1 and made[1].stride(2) == 1 and made[2].stride(3) == 1
+    return made[0].stride(3) == 1 and made[1].stride(3 if site.key_rows else 2) == 1 and made[2].stride(3) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any
 
 from torch import Tensor, fx
@@ -10,7 +11,7 @@ from torch import Tensor, fx
 from tilestream.announce import announced
 from tilestream.graph.modules import copied
 from tilestream.graph.settled import settle
-from tilestream.graph.written_attention import Written, described, fuse, largest, reads_rows, subgraph, written_at
+from tilestream.graph.written_attention import Written, described, fuse, reads_rows, subgraph, written_at
 from tilestream.options import Options
 from tilestream.plan.candidates import FALLBACK, Candidate
 from tilestream.plan.chooser import Question, choose
@@ -62,14 +63,13 @@ def fuse_written(graph: fx.GraphModule, options: Options, target: Target) -> int
 
 def _fits(site: Written) -> bool:
     features = site.query.meta["val"].shape[3]
-    return features % 8 == 0 and features <= MOST_FEATURES and largest(site) <= MOST_SCORES and reads_rows(site)
+    return features % 8 == 0 and features <= MOST_FEATURES and prod(site.sizes) <= MOST_SCORES and reads_rows(site)
 
 
 def put(site: Written, name: str) -> None:
     """One of ``KERNELS`` in the place of an attention."""
     kernel, arguments = KERNELS[name]
-    sizes = [*site.query.meta["val"].shape[:3], site.keys.meta["val"].shape[3]]
-    fuse(site, kernel, lambda added: arguments(None if added is None else added_to(site.last, added, sizes)))
+    fuse(site, kernel, lambda added: arguments(None if added is None else added_to(site.last, added, site.sizes)))
 
 
 def question(site: Written, target: Target) -> Question:
