@@ -116,17 +116,38 @@ def test_rows_of_a_boolean_mask_are_copied_once() -> None:
     assert not called(gm, by_query, [*(x.double() for x in operands()), kept])[0][:, :, ::3].any()
 
 
+def by_query_then_written(q: Tensor, k: Tensor, v: Tensor, kept: Tensor) -> Tensor:
+    kept = kept.clone()
+    mask = kept[None, None, :, None].expand(BATCH, 1, TOKENS, TOKENS)
+    kept[5:] = False
+    q = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+    kept.logical_not_()
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+
+def test_a_mask_that_is_written_between_layers_is_copied_for_each() -> None:
+    kept = torch.arange(TOKENS) % 3 > 0
+    gm, made = settled(by_query_then_written, *operands(), kept)
+    first, second = attentions(gm)
+    assert made == 2 and first.kwargs["attn_mask"] is not second.kwargs["attn_mask"]
+    check_values(gm, by_query_then_written, *operands(), kept)
+
+
 def biased(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
     """As T5 has its bias: heads last in memory."""
     return F.scaled_dot_product_attention(q, k, v, attn_mask=bias.permute(2, 0, 1)[None], scale=1.0)
 
 
 def test_rows_of_a_bias_are_copied() -> None:
+    """Nothing in them overflows, and rows without a pair are what they were: zero, or the mean."""
     bias = torch.randn(TOKENS, TOKENS, HEADS)
+    bias[3], bias[4], bias[5, :9] = float("-inf"), torch.finfo(torch.bfloat16).min, float("-inf")
     gm, made = settled(biased, *operands(), bias.bfloat16())
     mask: Any = attentions(gm)[0].kwargs["attn_mask"]
     assert made == 1 and mask.target == "contiguous"
     check_values(gm, biased, *operands(), bias)
+    (rows,) = [n for n in gm.graph.nodes if n.target is torch.clamp]
+    assert torch.isfinite(torch.tensor(rows.kwargs["min"]).bfloat16() * 1.45)
 
 
 def test_a_mask_that_fused_kernels_take_stays() -> None:

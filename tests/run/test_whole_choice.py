@@ -196,3 +196,16 @@ def test_a_training_graph_whose_gain_is_clear_is_not_timed(
     compiled(two_regions())(x).sum()
     (found,) = whole.wholes()
     assert found.streamed_us == streamed_us and found.without_us is None and found.streams
+
+
+@pytest.mark.parametrize("attention", [True, False])
+def test_a_graph_whose_masks_were_changed_is_ours(quick: None, monkeypatch: pytest.MonkeyPatch, attention: bool):
+    """Though it has no region: Inductor would be given the graph as it was."""
+    asked: list[fx.GraphModule] = []
+    changed: list[fx.GraphModule] = []
+    monkeypatch.setattr(fallback, "whole", lambda graph, *_: asked.append(graph) or graph.forward)
+    monkeypatch.setattr(inductor, "settle_masks", lambda graph: changed.append(graph) or 1)
+    x = torch.randn(5, 7)
+    got = compiled(Fn(lambda _, x: x.cumsum(0)), attention=attention)(x)
+    torch.testing.assert_close(got, x.cumsum(0))
+    assert (len(asked), len(changed)) == ((0, 1) if attention else (1, 0))

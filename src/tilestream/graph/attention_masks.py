@@ -18,6 +18,8 @@ from torch.utils._pytree import tree_map_only
 from tilestream.graph.nodes import argument
 
 SDPA = torch.nn.functional.scaled_dot_product_attention
+FARTHEST = -1e30
+"""What is less, and finite, is made this: fused kernels have scores times log2(e)."""
 MOST_KNOWN = 2**24
 """Pairs of a mask that is computed while compiling, where it depends on no argument."""
 
@@ -43,8 +45,9 @@ def settle_masks(gm: fx.GraphModule) -> int:
     """Give every attention on a GPU a mask that fused kernels take; of how many it was changed.
 
     A mask that keeps all pairs is dropped, one that is causal becomes ``is_causal``; else its rows are copied where
-    their keys do not lie next to each other, once for all layers. A row that keeps no pair stays zero: PyTorch adds
-    minus infinity there where it multiplies in float32, and a large number where it asks cuDNN.
+    their keys do not lie next to each other, once for all layers. A row that keeps no pair is then what it was where
+    PyTorch multiplies in float32: zero of a boolean mask or of minus infinity, the mean of values of numbers, however
+    large. cuDNN's kernel overflows on the largest ones, and gets another number for a boolean mask.
 
     Args:
         gm: Dynamo's graph, with ``example_value`` in its nodes' ``meta``; changed in place.
@@ -53,6 +56,9 @@ def settle_masks(gm: fx.GraphModule) -> int:
     copies: dict[tuple[fx.Node, torch.dtype], fx.Node] = {}
     known: dict[fx.Node, str] = {}
     for node in list(graph.nodes):
+        if _writes(node):  # perhaps into what a copy was made of, of that dtype
+            into = _fake(node.args[0] if node.args else None)
+            copies = {k: v for k, v in copies.items() if into is not None and _fake(k[0]).dtype != into.dtype}  # pyright: ignore
         if node.op != "call_function" or node.target is not SDPA:
             continue
         mask: Any = argument(node, 3, "attn_mask")
@@ -69,7 +75,7 @@ def settle_masks(gm: fx.GraphModule) -> int:
         else:
             kind = (mask, query.dtype)
             if kind not in copies:
-                copies[kind] = _copied(mask, fake, query.dtype)
+                copies[kind] = _copied(node, mask, fake, query.dtype)
             _give(node, copies[kind])
         made += 1
     if made:
@@ -95,22 +101,22 @@ def _give(node: fx.Node, mask: fx.Node | None, **changes: Any) -> None:
     node.kwargs = given
 
 
-def _copied(mask: fx.Node, fake: Tensor, dtype: torch.dtype) -> fx.Node:
+def _copied(attention: fx.Node, mask: fx.Node, fake: Tensor, dtype: torch.dtype) -> fx.Node:
     """The mask as rows, of a boolean one what is added to scores. AOTAutograd finds their values."""
-    graph, line = mask.graph, {k: v for k, v in mask.meta.items() if k != "example_value"}
-    with graph.inserting_after(mask):
-        rows = graph.call_method("contiguous", (mask,))
-    made = [rows]
-    if fake.dtype is torch.bool:
-        with graph.inserting_before(rows):
+    graph = mask.graph
+    with graph.inserting_before(attention):
+        if fake.dtype is torch.bool:
             given = {"dtype": dtype, "device": fake.device}
             kept, dropped = (graph.call_function(torch.scalar_tensor, (x,), given) for x in (0.0, float("-inf")))
-            added = graph.call_function(torch.where, (mask, kept, dropped))
-        rows.args = (added,)
-        made += [kept, dropped, added]
+            made = [kept, dropped, graph.call_function(torch.where, (mask, kept, dropped))]
+        else:
+            far = graph.call_function(torch.isinf, (mask,))
+            near = graph.call_function(torch.clamp, (mask,), {"min": FARTHEST})
+            made = [far, near, graph.call_function(torch.where, (far, mask, near))]
+        made.append(graph.call_method("contiguous", (made[-1],)))
     for node in made:
-        node.meta = dict(line)
-    return rows
+        node.meta = {k: v for k, v in mask.meta.items() if k != "example_value"}
+    return made[-1]
 
 
 def _kind(mask: fx.Node, fake: Tensor) -> str:
@@ -175,11 +181,14 @@ def _is_integer(node: fx.Node) -> bool:
 
 
 def _writes(node: fx.Node) -> bool:
-    if node.op == "call_method":
-        return str(node.target).endswith("_")
+    if node.op != "call_function":
+        return node.op == "call_method" and str(node.target).endswith("_")
+    schema = getattr(node.target, "_schema", None)
+    if schema is not None:
+        return schema.is_mutable
     owner = getattr(node.target, "__module__", None) or ""
     is_known = node.target not in IN_PLACE and owner.startswith(("torch", "_operator", "math"))
-    return node.op != "output" and ("out" in node.kwargs or not (is_known or node.target is SDPA))
+    return "out" in node.kwargs or not (is_known or node.target is SDPA)
 
 
 def _computed(steps: list[fx.Node]) -> dict[fx.Node, Any]:
