@@ -31,6 +31,7 @@ from tilestream.run.kept_lists import keeping
 from tilestream.run.late_kernels import finished_together
 from tilestream.run.stopwatch import timed
 from tilestream.run.triton_driver import begin_driver
+from tilestream.run.written_attention import fuse_written
 
 log = logging.getLogger(__name__)
 
@@ -138,6 +139,8 @@ def _inner(
             taken = compilation.stream(streamed, kwargs)
         if compilation.target.kind == "cuda" and not backward:
             taken = taken or epilogues.would_fuse(streamed, compilation.patches, linears=inference)
+            if inference and not taken:
+                taken = bool(fuse_written(streamed, compilation.options, compilation.target))
         if not taken and not backward:
             raise NothingTakenError
 

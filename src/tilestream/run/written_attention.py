@@ -43,6 +43,8 @@ def fuse_written(graph: fx.GraphModule, options: Options, target: Target) -> int
     Raises:
         TilestreamError: with ``fallback=False``.
     """
+    from torch._inductor import config
+
     if not options.attention or not prepare.measures(options, target):
         return 0
     made = 0
@@ -51,7 +53,7 @@ def fuse_written(graph: fx.GraphModule, options: Options, target: Target) -> int
             site = written_at(node)
             if site is None or not _fits(site):
                 continue
-            with prepare.kernels_kept(options, target):
+            with prepare.kernels_kept(options, target), config.patch({"triton.cudagraphs": False}):
                 found = choose(question(site, target), options, Timer(trial(site), target))
             if found.wins:
                 put(site, found.chosen.strategy)
