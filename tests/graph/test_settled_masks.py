@@ -39,7 +39,8 @@ def settled(run: Run, *inputs: Tensor) -> tuple[fx.GraphModule, int]:
         for node in gm.graph.nodes:
             x = node.meta.get("example_value")
             if isinstance(x, Tensor):
-                node.meta["example_value"] = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="cuda")
+                fake = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="cuda")
+                node.meta["example_value"] = fake.requires_grad_(x.requires_grad)
     return gm, settle_masks(gm)
 
 
@@ -114,6 +115,24 @@ def test_rows_of_a_boolean_mask_are_copied_once() -> None:
     assert added.target is torch.where and [n.kwargs["dtype"] for n in added.args[1:]] == [torch.bfloat16] * 2
     check_values(gm, by_query, *operands(), kept)
     assert not called(gm, by_query, [*(x.double() for x in operands()), kept])[0][:, :, ::3].any()
+
+
+@pytest.mark.parametrize("kind", ["boolean", "bias"])
+def test_in_training_empty_rows_have_gradients(kind: str) -> None:
+    """The kernel is given no row of minus infinity; values and gradients are as before."""
+    run, mask = by_query, torch.arange(TOKENS) % 3 > 0
+    if kind == "bias":
+        run, mask = biased, torch.randn(TOKENS, TOKENS, HEADS)
+        mask[3], mask[5, :9] = float("-inf"), float("-inf")
+    narrow = mask.bfloat16() if kind == "bias" else mask
+    gm, made = settled(run, *(x.requires_grad_() for x in operands()), narrow)
+    assert made == len(attentions(gm)) and all(n.kwargs["attn_mask"].target is torch.clamp for n in attentions(gm))
+    check_values(gm, run, *operands(), mask)
+    wide = [x.double().requires_grad_() for x in operands()]
+    mine = torch.autograd.grad(called(gm, run, [*wide, mask.double() if kind == "bias" else mask])[0].sum(), wide)
+    theirs = torch.autograd.grad(run(*wide, mask.double() if kind == "bias" else mask).sum(), wide)
+    for one, other in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
 
 
 def by_query_then_written(q: Tensor, k: Tensor, v: Tensor, kept: Tensor) -> Tensor:

@@ -77,6 +77,8 @@ def settle_masks(gm: fx.GraphModule) -> int:
             if kind not in copies:
                 copies[kind] = _copied(node, mask, fake, query.dtype)
             _give(node, copies[kind])
+            if any((x := _fake(n)) is not None and x.requires_grad for n in node.all_input_nodes):
+                _clear_empty_rows(node, mask, fake)
         made += 1
     if made:
         graph.eliminate_dead_code(_is_impure)
@@ -117,6 +119,22 @@ def _copied(attention: fx.Node, mask: fx.Node, fake: Tensor, dtype: torch.dtype)
     for node in made:
         node.meta = {k: v for k, v in mask.meta.items() if k != "example_value"}
     return made[-1]
+
+
+def _clear_empty_rows(attention: fx.Node, mask: fx.Node, fake: Tensor) -> None:
+    """In training, let a row without a pair be the mean of values for the kernel, and zero for all others: what it
+    makes of minus infinity alone is no gradient."""
+    graph: Any = attention.graph
+    added = attention.kwargs["attn_mask"]
+    with graph.inserting_before(attention):
+        kept = mask if fake.dtype is torch.bool else graph.call_function(operator.gt, (mask, float("-inf")))
+        some = graph.call_method("any", (kept,), {"dim": -1, "keepdim": True})
+        finite = graph.call_function(torch.clamp, (added,), {"min": FARTHEST})
+    with graph.inserting_after(attention):
+        cleared = graph.call_function(torch.where, (some, attention, 0.0))
+    _give(attention, finite)
+    cleared.meta = dict(attention.meta)
+    attention.replace_all_uses_with(cleared, delete_user_cb=lambda user: user is not cleared)
 
 
 def _kind(mask: fx.Node, fake: Tensor) -> str:
