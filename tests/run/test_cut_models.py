@@ -81,7 +81,7 @@ def test_a_part_is_timed_both_ways_with_the_hosts_time(
 
     def times(timer: Timer, candidates: Sequence[Candidate]) -> list[float]:
         seen.append(timer.trial.with_host)
-        return [100.0 if c.strategy == whole.STREAMED else 90.0 for c in candidates]
+        return [{whole.STREAMED: 100.0, whole.EAGER: 200.0}.get(c.strategy, 90.0) for c in candidates]
 
     monkeypatch.setattr(Timer, "__call__", times)
     target, ours = Target("cuda", torch.device("cpu"), get("h200")), Candidate("vertical", None, None, rejected="none")

@@ -17,39 +17,50 @@ from tilestream.options import Options
 from tilestream.plan import chooser
 from tilestream.plan.candidates import FALLBACK, Candidate
 from tilestream.run import library_attention, prepare, timing
-from tilestream.run.attention import attention_trial, kind_of, replace_attention
+from tilestream.run.attention import Alternative, attention_trial, kind_of, replace_attention
 from tilestream.run.target import Target
 from tilestream.run.timer import Timer, Trial
 
 TARGET = Target("cuda", torch.device("cuda"), get("h200"))
 OPTIONS = Options(cache=False)
+CUDNN = library_attention.CUDNN
 
 
-def graph_of(batch: int = 2, features: int = 64, bias: bool = False, causal: bool = False) -> fx.GraphModule:
-    """cuDNN's attention of three heads over 128 positions, on fake tensors of a GPU, and a view of its result."""
+def graph_of(
+    batch: int = 2, features: int = 64, bias: bool = False, causal: bool = False, tokens: int = 128
+) -> fx.GraphModule:
+    """cuDNN's attention of three heads, on fake tensors of a GPU, and a view of its result."""
     graph = fx.Graph()
     with FakeTensorMode():
         operands = []
         for name in ("q", "k", "v"):
             node = graph.placeholder(name)
-            node.meta["val"] = torch.empty(batch, 128, 3, features, device="cuda", dtype=torch.bfloat16).transpose(1, 2)
+            node.meta["val"] = torch.empty(batch, tokens, 3, features, device="cuda", dtype=torch.bfloat16).transpose(
+                1, 2
+            )
             operands.append(node)
         mask = graph.placeholder("mask") if bias else None
         if mask is not None:
-            mask.meta["val"] = torch.empty(batch, 3, 128, 128, device="cuda", dtype=torch.bfloat16)
+            mask.meta["val"] = torch.empty(batch, 3, tokens, tokens, device="cuda", dtype=torch.bfloat16)
         made = call(operands[0], library_attention.CUDNN, *operands, mask, False, 0.0, causal)
         result = call(made, operator.getitem, made, 0)
         turned = call(made, torch.ops.aten.transpose.int, result, 1, 2)
-        graph.output((call(made, torch.ops.aten.view.default, turned, [batch * 128, 3 * features]),))
+        graph.output((call(made, torch.ops.aten.view.default, turned, [batch * tokens, 3 * features]),))
     return fx.GraphModule({}, graph)
 
 
-def streamed(monkeypatch: pytest.MonkeyPatch, graph: fx.GraphModule, measure: Any, options: Options = OPTIONS) -> list:
+def streamed(
+    monkeypatch: pytest.MonkeyPatch,
+    graph: fx.GraphModule,
+    measure: Any,
+    options: Options = OPTIONS,
+    by: Alternative = library_attention.FLASH_ATTENTION,
+) -> list:
     """The attentions of a graph after the choice, which ``measure`` times."""
     chooser.forget()
     monkeypatch.setattr(prepare, "measures", lambda *_: True)
     monkeypatch.setattr(Timer, "__call__", measure)
-    replace_attention(graph, library_attention.FLASH_ATTENTION, options, TARGET)
+    replace_attention(graph, by, options, TARGET)
     return [n.target for n in graph.graph.nodes if "attention" in str(n.target)]
 
 
@@ -57,6 +68,40 @@ def streamed(monkeypatch: pytest.MonkeyPatch, graph: fx.GraphModule, measure: An
 def test_the_faster_one_runs(flash: float, cudnn: float, wins: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     taken = library_attention.FLASH if wins else library_attention.CUDNN
     assert streamed(monkeypatch, graph_of(), lambda *_: [flash, cudnn]) == [taken]
+
+
+@pytest.mark.parametrize("tokens", [49, 128])
+@pytest.mark.parametrize("bias", [False, True])
+def test_the_memory_efficient_one_takes_windows(bias: bool, tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = graph_of(features=32, bias=bias, tokens=tokens)
+    by = library_attention.EFFICIENT_ATTENTION
+    assert streamed(monkeypatch, graph, lambda *_: [5.0, 10.0], by=by) == [library_attention.EFFICIENT]
+    padded = [n for n in graph.graph.nodes if n.target is torch.ops.aten.constant_pad_nd.default]
+    assert len(padded) == (bias and tokens == 49)  # rows of 128 start where the kernel wants them
+    (node,) = [n for n in graph.graph.nodes if n.target is library_attention.EFFICIENT]
+    if bias:
+        rows = node.args[3].meta["val"]
+        assert rows.shape == (2, 3, tokens, tokens) and rows.stride(2) % library_attention.ALIGNED == 0
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 5, 7), (3, 5, 7), (1, 1, 5, 1), (5, 8), (2, 1, 1, 16)])
+def test_what_is_added_keeps_its_values(shape: tuple[int, ...]) -> None:
+    keys = max(shape[-1], 7)
+    mask = torch.randn(shape)
+    got = library_attention._added(mask, [2, 3, 5, keys], lambda op, *args: op(*args))
+    assert torch.equal(got, mask.expand(2, 3, 5, keys))
+    assert got.stride(3) == 1 and not any(n % library_attention.ALIGNED for n in got.stride()[:3])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("bias", [False, True])
+def test_the_memory_efficient_one_is_right(bias: bool) -> None:
+    (node,) = [n for n in graph_of(features=32, bias=bias, tokens=49).graph.nodes if n.target is CUDNN]
+    target = Target("cuda", torch.device("cuda", 0), get("h200"))
+    asked = chooser.alternative("memory-efficient attention", kind_of(node), target.hardware)
+    trial = attention_trial(node, library_attention.EFFICIENT_ATTENTION.ours)
+    made = chooser.decide(asked, Timer(trial, target))
+    assert library_attention.fits_efficient(node) and all(c.measured_us for c in made.candidates)
 
 
 def test_what_flash_attention_does_not_do_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,21 +20,16 @@ from modules import Fn, linear, two_regions
 from on_reference import check, compiled
 from places import SOURCES
 from streamed import eagerly
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 
 from tilestream.announce import STRICT
-from tilestream.devices import get
 from tilestream.errors import PlanError
 from tilestream.graph import selection
-from tilestream.graph.real import real
 from tilestream.options import Options, split
 from tilestream.plan import planner
-from tilestream.plan.candidates import Candidate, Plan
-from tilestream.run import executable, fallback, graphs, prepare, timing, whole
+from tilestream.run import executable, fallback, prepare
 from tilestream.run import inductor as one
 from tilestream.run.graphs import Compilation
-from tilestream.run.target import Target
-from tilestream.run.timer import Timer
 
 pytestmark = pytest.mark.usefixtures("fresh")
 
@@ -337,133 +332,6 @@ def test_without_fallback_a_mistake_is_an_error(monkeypatch: pytest.MonkeyPatch)
     module = nn.Sequential(linear(9, 13), nn.ReLU()).bfloat16()
     with torch.no_grad(), pytest.raises(Exception, match="a mistake of ours"):
         compiled(module, fallback=False)(torch.randn(37, 9).bfloat16())
-
-
-# -- never slower ---------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def timings(quick: None, monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
-    """Graphs are timed by these numbers: the one with regions, and the one without; a call before the GPU is
-    at its clocks takes so many times what it should."""
-    us = {"streamed": 100.0, "inductor": 90.0, "gain": 5.0, "at most": 1.5}
-    monkeypatch.setattr(whole, "_wholes", [])
-    monkeypatch.setattr(whole.Whole, "measures", lambda self: True)
-    monkeypatch.setattr(Plan, "gain_us", property(lambda plan: us["gain"]))
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (10**12, 10**12))
-
-    def times(timer: Timer, candidates: Sequence[Candidate]) -> list[float]:
-        with real(torch.device("cpu")):
-            values = timer.trial.make()
-            for candidate in candidates:
-                timer.trial.call(candidate, values)()
-        return [us["streamed" if c.strategy == whole.STREAMED else "inductor"] for c in candidates]
-
-    monkeypatch.setattr(Timer, "__call__", times)
-    monkeypatch.setattr(timing, "at_most_us", lambda function: function() and us["streamed"] * us["at most"])
-    monkeypatch.setattr(graphs, "saved_us", lambda *_: us.get("saved"))
-    return us
-
-
-@pytest.mark.parametrize(
-    ("streamed", "inductor", "gain", "timed", "streams"),
-    [(100.0, 90.0, 5.0, 2, False), (90.0, 100.0, 5.0, 2, True), (100.0, 90.0, 50.0, 1, True)],
-)
-def test_the_faster_whole_is_kept(
-    timings: dict[str, float], streamed: float, inductor: float, gain: float, timed: int, streams: bool
-):
-    timings |= {"streamed": streamed, "inductor": inductor, "gain": gain}
-    check(two_regions(), torch.randn(37, 9).bfloat16())
-    (found,) = whole.wholes()
-    assert found.regions == 2 and found.streams == streams
-    assert found.streamed_us == streamed and found.inductor_us == (inductor if timed == 2 else None)
-
-
-@pytest.mark.parametrize(("saved", "timed"), [(0.0, 1), (8.0, 1), (9.5, 2), (20.0, 2)])
-def test_regions_that_gain_more_than_their_borders_lose_need_no_second_compilation(
-    timings: dict[str, float], saved: float, timed: int
-):
-    """Both regions together gain 10 us of 100: 1 us must be left of it."""
-    timings |= {"streamed": 100.0, "inductor": 90.0, "gain": 5.0, "saved": saved}
-    check(two_regions(), torch.randn(37, 9).bfloat16())
-    (found,) = whole.wholes()
-    assert found.streams == (timed == 1) and found.inductor_us == (90.0 if timed == 2 else None)
-
-
-def test_kernels_that_inductor_tunes_are_timed_beside_any_gain(timings: dict[str, float]):
-    """Regions were held against those that it does not tune."""
-    timings |= {"gain": 50.0}
-    check(two_regions(), torch.randn(37, 9).bfloat16(), coordinate_descent_tuning=True)
-    (found,) = whole.wholes()
-    assert found.inductor_us == 90.0 and not found.streams
-
-
-@pytest.mark.parametrize(("strategy", "gain_us", "compiled_again"), [
-    ("stationary", 3.0, False), ("stationary", 1.0, True), ("vertical", 3.0, True),
-])  # fmt: skip
-def test_weight_gradients_that_pay_need_no_second_compilation(
-    timings: dict[str, float], monkeypatch: pytest.MonkeyPatch, strategy: str, gain_us: float, compiled_again: bool
-):
-    timings |= {"gain": gain_us}
-    monkeypatch.setattr(whole.Whole, "_arguments", lambda self, *_: [])
-    ours = Candidate(strategy, None, None, rejected="stands for one that runs")
-    target = Target("cuda", torch.device("cpu"), get("h200"))
-    choice = whole.Whole(Options(cache=False), target, {}, [Plan("sums", 64, "h200", (ours,), ours)], [])
-    graphs = [fx.symbolic_trace(lambda x: x + 1), fx.symbolic_trace(lambda x: x + 2)]
-    asked: list[fx.GraphModule] = []
-    choice.choose(*graphs, lambda g: asked.append(g) or (lambda _: None), [], {"is_backward": True})
-    assert asked == graphs[: 1 + compiled_again]
-
-
-def test_what_was_kept_is_remembered(timings: dict[str, float], monkeypatch: pytest.MonkeyPatch):
-    module, x = two_regions(), torch.randn(37, 9).bfloat16()
-    check(module, x)
-    torch._dynamo.reset()
-    monkeypatch.setattr(Timer, "__call__", broken)
-    check(module, x)
-    first, second = whole.wholes()
-    assert first == second and not first.streams
-
-
-def test_timing_leaves_the_users_tensors_alone(timings: dict[str, float]):
-    def forward(m: nn.Module, x: Tensor, index: Tensor) -> Tensor:
-        h = m.layers[0](x)[index].cumsum(0)
-        x.add_(1)
-        return m.layers[0](h[:, :9] / 37).relu()
-
-    module = Fn(forward, linear(9, 13)).bfloat16()
-    x, index = torch.randn(37, 9).bfloat16(), torch.randint(37, (50,))
-    mine, plain = x.clone(), x.clone()
-    with torch.no_grad():
-        got, want = compiled(module)(mine, index), module(plain, index)
-    assert torch.equal(mine, plain) and len(whole.wholes()) == 1
-    torch.testing.assert_close(got, want, rtol=0.1, atol=0.1)
-
-
-def test_training_graphs_are_timed_one_by_one(timings: dict[str, float]):
-    module = two_regions()
-    x = torch.randn(37, 9).bfloat16().requires_grad_()
-    compiled(module)(x).sum().backward()
-    got = module.layers[0].weight.grad
-    module.zero_grad()
-    module(x).sum().backward()
-    torch.testing.assert_close(got, module.layers[0].weight.grad, rtol=0.1, atol=0.1)
-    assert [w.backward for w in whole.wholes()] == [False, True]
-    # What is timed beside a training graph is the same without regions, and no graph that Inductor alone would make.
-    assert [(w.without_us, w.inductor_us) for w in whole.wholes()] == [(90.0, None), (None, None)]
-    assert whole.measured(whole.wholes()) == (190.0, None)
-
-
-@pytest.mark.parametrize(("gain_us", "streamed_us"), [(11.5, None), (11.0, 100.0)])
-def test_a_training_graph_whose_gain_is_clear_is_not_timed(
-    timings: dict[str, float], gain_us: float, streamed_us: float | None
-):
-    """By a call that takes 1.5 times what it does once clocks are up: two regions gain 15 % of that, or of its time."""
-    timings |= {"gain": gain_us}
-    x = torch.randn(37, 9).bfloat16().requires_grad_()
-    compiled(two_regions())(x).sum()
-    (found,) = whole.wholes()
-    assert found.streamed_us == streamed_us and found.without_us is None and found.streams
 
 
 def test_a_mistake_in_the_backward_graph_costs_its_regions(

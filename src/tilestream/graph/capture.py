@@ -17,6 +17,7 @@ from torch import fx, nn
 from torch.utils._pytree import tree_leaves
 
 from tilestream.errors import CaptureError
+from tilestream.graph.attention_masks import settle_masks
 from tilestream.graph.fake import faked, is_fake
 from tilestream.graph.provenance import OTHERS
 from tilestream.graph.rewrites.table import When, rewrite
@@ -109,6 +110,7 @@ class _Recorder:
         reason = getattr(graph, "compile_subgraph_reason", None)
         if reason is not None and reason.graph_break:
             self.breaks.append(_told(reason.reason) + _where(reason.user_stack))
+        settle_masks(graph)
         compiler = aot_autograd(
             fw_compiler=self._keep("forward"),
             bw_compiler=self._keep("backward"),

@@ -42,6 +42,9 @@ MARGIN_SHOWN = 0.999
 MARGIN_WHOLE = 1.0
 """The same of a graph with its regions, whose kernels were each held against Inductor's before. Assumed: there is no
 reason left to prefer either."""
+EAGER = 0.95
+"""Eager's kernels run a whole graph if they take at most this share of what others do. Assumed: in a plain loop the
+host calls several times as many."""
 BEYOND = 0.95
 """A pipeline that takes at most this share of what the fallback cannot beat needs no comparison. Assumed: the bound is
 itself predicted, from a library's products at their best rate."""

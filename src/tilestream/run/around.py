@@ -15,8 +15,9 @@ from tilestream.run.attention import replace_attention, runs_here
 from tilestream.run.early_launches import start_early
 from tilestream.run.epilogues import tunes
 from tilestream.run.few_queries import STREAMED
-from tilestream.run.library_attention import FLASH_ATTENTION
+from tilestream.run.library_attention import EFFICIENT_ATTENTION, FLASH_ATTENTION
 from tilestream.run.target import Target
+from tilestream.run.written_attention import fuse_written
 
 
 def rewrite_around(
@@ -32,6 +33,8 @@ def rewrite_around(
     device_ops.begin(graph.graph)
     if inference:
         rewrite(graph, When.AROUND_INFERENCE, settings)
+        fuse_written(graph, options, target)
         replace_attention(graph, STREAMED, options, target)
         replace_attention(graph, FLASH_ATTENTION, options, target)
+        replace_attention(graph, EFFICIENT_ATTENTION, options, target)
         start_early(graph, options)

@@ -115,6 +115,13 @@ def eager(graph: fx.GraphModule) -> Call:
     return call
 
 
+def calls_eager() -> bool:
+    """Whether this PyTorch's Inductor can call eager's kernels alone, its mode ``lite``."""
+    from torch._inductor import list_mode_options
+
+    return "lite" in list_mode_options()
+
+
 def _unavailable(failure: BaseException) -> None:
     log.info("Inductor failed", exc_info=failure)
     announce(

@@ -55,8 +55,8 @@ class Compilation:
     """One compilation of a captured graph: inference, or forward and backward.
 
     ``plans`` are those of the calls that were placed last; ``beside`` those of operators of ours in an inference graph;
-    ``rewritten`` says that a joint graph had some; ``saved_us`` is what Inductor saves over regions' borders
-    (``plan.borders``).
+    ``rewritten`` says that a joint graph had some, or that masks of attention were changed; ``saved_us`` is what
+    Inductor saves over regions' borders (``plan.borders``).
 
     It lives as long as the compiled function, so it holds the user's tensors by weak references only.
 
@@ -151,7 +151,8 @@ class Compilation:
 
     def stream_joint(self, graph: fx.GraphModule) -> None:
         """Put our operators in the place of the interactions of a joint graph, before it is cut."""
-        self.rewritten = bool(stream_interactions(graph, True, self.options, self.target))
+        made = stream_interactions(graph, True, self.options, self.target)
+        self.rewritten = self.rewritten or bool(made)
 
     def prepare(self, forward: fx.GraphModule, backward: fx.GraphModule) -> None:
         """Begin to compile what both graphs of a training step will want, and plan both as it comes: the forward graph,

@@ -18,11 +18,12 @@ from torch._guards import TracingContext
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
 from tilestream.announce import announce_failure
+from tilestream.graph.attention_masks import settle_masks
 from tilestream.graph.modules import copied
 from tilestream.graph.rewrites.table import When, rewrite
 from tilestream.run import around, epilogues, fallback
 from tilestream.run.collector import young_only
-from tilestream.run.decompose import simplified
+from tilestream.run.decompose import relift, simplified
 from tilestream.run.direct import DirectNote, direct, direct_note, is_direct
 from tilestream.run.executable import unwanted_rest
 from tilestream.run.graphs import Compilation
@@ -31,6 +32,7 @@ from tilestream.run.kept_lists import keeping
 from tilestream.run.late_kernels import finished_together
 from tilestream.run.stopwatch import timed
 from tilestream.run.triton_driver import begin_driver
+from tilestream.run.written_attention import fuse_written
 
 log = logging.getLogger(__name__)
 
@@ -73,6 +75,8 @@ def compile_graph(graph: fx.GraphModule, inputs: Sequence[Any], compilation: Com
     elif compilation.target.kind == "cuda":
         begin_driver()
     try:
+        if options.attention:
+            compilation.rewritten = bool(settle_masks(graph))
         with young_only(), functorch.patch(enable_autograd_cache=cached), config.patch(changed):
             made: Any = compile_fx(graph, list(inputs), inner_compile=inner, decompositions={}, config_patches=patches)
         return keeping(made, inputs, options) if options.keeps_lists else made
@@ -136,6 +140,8 @@ def _inner(
             taken = compilation.stream(streamed, kwargs)
         if compilation.target.kind == "cuda" and not backward:
             taken = taken or epilogues.would_fuse(streamed, compilation.patches, linears=inference)
+            if inference and not taken:
+                taken = bool(fuse_written(streamed, compilation.options, compilation.target))
         if not taken and not backward:
             raise NothingTakenError
 
@@ -152,9 +158,10 @@ def _inner(
                 rewrite(streamed, When.CALLED)
         made: list[tuple[Any, list[Any]]] = []
 
-        def compiled(graph: fx.GraphModule, **changes: Any) -> Any:
+        def compiled(graph: fx.GraphModule, by_eager: bool = False, **changes: Any) -> Any:
             with timed("inductor"), unwanted_rest(compilation.target.kind):
-                made.append(compile_inner(graph, inputs, {**kwargs, **changes}))
+                compiles = compile_calls if by_eager else compile_inner
+                made.append(compiles(graph, inputs, {**kwargs, **changes}))
             return made[-1][0]
 
         rescued = backward and compilation.options.fallback
@@ -177,9 +184,22 @@ def _inner(
 
 def compile_inner(gm: fx.GraphModule, inputs: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, list[Any]]:
     """The compiled graph, and the strides of its outputs, which Inductor leaves in the tracing context."""
+    return _compiled(simplified(gm, inputs), inputs, kwargs)
+
+
+def compile_calls(gm: fx.GraphModule, inputs: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, list[Any]]:
+    """The same of a graph whose every operator is eager's own kernel (``fallback.calls_eager``)."""
+    from torch._inductor import config, list_mode_options
+
+    graph = copied(gm)
+    relift(graph)
+    with config.patch(list_mode_options("lite")):
+        return _compiled(graph, inputs, kwargs)
+
+
+def _compiled(graph: fx.GraphModule, inputs: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, list[Any]]:
     from torch._inductor.compile_fx import compile_fx_inner
 
-    graph = simplified(gm, inputs)
     _set_output_strides(())
     with finished_together():
         code = compile_fx_inner(graph, inputs, **kwargs)

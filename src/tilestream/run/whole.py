@@ -4,6 +4,10 @@ What each region gains, measured alone, is known. Where that is much of the grap
 is little, it must be more than Inductor is predicted to save by fusing operators of regions with others
 (``plan.borders``). Else, or where Inductor tunes its own kernels, the whole is compiled twice and the winner kept.
 
+Beside both stands the graph without regions by eager's own kernels, operator by operator: cuBLASLt's products with
+biases, cuDNN's convolutions, whatever PyTorch runs. Inductor calls them, so that views cost nothing and CUDA-graph
+trees take them too. That needs no kernel compiled, and is timed wherever an inference graph is.
+
 Times are those of CUDA graphs. One of several graphs of a model (``run.cut_models``) is timed as it will be called: by
 itself, with what the host takes, and always both ways, since what its regions gain on the GPU says nothing of that.
 """
@@ -21,6 +25,7 @@ import torch
 from torch import fx
 
 from tilestream.errors import PlanError
+from tilestream.graph.capture import boxed
 from tilestream.graph.real import real
 from tilestream.graph.sizes import hint
 from tilestream.options import Options
@@ -29,7 +34,7 @@ from tilestream.plan.candidates import FALLBACK, Candidate, Plan
 from tilestream.plan.chooser import Question, Time, choose
 from tilestream.plan.gradients import STRATEGY
 from tilestream.plan.shown import total_us
-from tilestream.run import prepare, timing
+from tilestream.run import fallback, prepare, timing
 from tilestream.run.made_up import check_room, random_tensor
 from tilestream.run.stopwatch import timed
 from tilestream.run.target import Target
@@ -37,7 +42,7 @@ from tilestream.run.timer import Timer, Trial
 
 log = logging.getLogger(__name__)
 
-STREAMED = "with its regions"
+STREAMED, EAGER = "with its regions", "by eager's kernels"
 ENOUGH = "not timed: what its regions gain is enough"
 PAID = "not timed: regions gain more than Inductor saves by fusing over their borders"
 
@@ -57,6 +62,7 @@ class WholeTiming:
         training: whether the graph is one of a training step's two.
         gain_us: what the regions gain by their own measurements.
         streamed_us: None in training too where the gain is clear by a few calls before the GPU is at its clocks.
+        eager_us: by eager's kernels, where they are what runs.
     """
 
     regions: int
@@ -65,10 +71,13 @@ class WholeTiming:
     gain_us: float
     streamed_us: float | None
     without_us: float | None
+    eager_us: float | None = None
 
     @property
     def streams(self) -> bool:
         """Whether the graph with its regions is the one that runs."""
+        if self.eager_us is not None:
+            return False
         return self.streamed_us is None or self.without_us is None or self.streamed_us <= self.without_us
 
     @property
@@ -87,7 +96,7 @@ def measured(timings: Sequence[WholeTiming]) -> tuple[float | None, float | None
     """Microseconds of one call of all these graphs, as they run and by Inductor alone; None where one is not known."""
     if not timings:
         return None, None
-    kept = total_us(t.streamed_us if t.streams else t.without_us for t in timings)
+    kept = total_us(t.streamed_us if t.streams else t.without_us if t.eager_us is None else t.eager_us for t in timings)
     return kept, total_us(t.inductor_us for t in timings)
 
 
@@ -125,7 +134,8 @@ class Whole:
 
         Args:
             streamed, plain: the graph with and without regions, not decomposed.
-            compiled: compiles one of them, with changes to Inductor's arguments.
+            compiled: compiles one of them, with changes to Inductor's arguments; ``by_eager``: into calls of eager's
+                kernels.
             fakes: the graph's arguments as fake tensors and symbolic sizes.
         """
         kind = (len(self.plans), bool(kwargs.get("is_backward")), not kwargs.get("is_inference", False))
@@ -136,7 +146,7 @@ class Whole:
         trees = bool(kwargs.get("cudagraphs"))
         with_host = self.is_part and not trees
         bare: dict[str, Any] = {"cudagraphs": _no_cudagraphs()} if trees else {}
-        graphs = {STREAMED: streamed, FALLBACK: plain}
+        ways = {STREAMED: (streamed, False), EAGER: (plain, True), FALLBACK: (plain, False)}
         made: dict[str, Any] = {}
         values = cache(lambda: self._arguments(streamed, fakes))
         gain_us = sum(plan.gain_us for plan in self.plans) + self.beside_us
@@ -148,39 +158,49 @@ class Whole:
             return us is not None and not self._is_tuned and not with_host and gain_us >= self._clear() * us
 
         def order(candidates: Sequence[Candidate], time: Time) -> Sequence[Candidate]:
-            ours, other = candidates
+            ours, *eager, other = candidates
             made[STREAMED] = compiled(streamed, **bare)
             if kind[2] and not with_host and is_clear(self._at_most_us(lambda: call(ours, values()))):
                 return [ours, replace(other, rejected=ENOUGH)]
-            ours, other = time(candidates, [ours])
+            made[EAGER] = boxed(fallback.eager(plain))
+            ours, *eager, other = time(candidates, [ours, *eager])
             if ours.measured_us is None:  # its regions were each held against Inductor: it runs all the same
-                return [replace(ours, late=True, rejected=""), replace(other, rejected=ours.rejected)]
+                eager = [replace(c, rejected=ours.rejected) for c in eager]
+                return [replace(ours, late=True, rejected=""), *eager, replace(other, rejected=ours.rejected)]
+            eager = [_unless_clear(c, ours.measured_us) for c in eager]
             if is_clear(ours.measured_us):
-                return [ours, replace(other, rejected=ENOUGH)]
+                return [ours, *eager, replace(other, rejected=ENOUGH)]
             if not with_host and self._pays(gain_us, ours.measured_us):
-                return [ours, replace(other, rejected=PAID)]
+                return [ours, *eager, replace(other, rejected=PAID)]
             made[FALLBACK] = compiled(plain, **bare)
-            return time([ours, other], [other])
+            ours, *eager, other = time([ours, *eager, other], [other])
+            return [ours, *(_unless_clear(c, other.measured_us) for c in eager), other]
 
         timer = Timer(Trial("whole graph", values, call, with_host=with_host), self.target)
-        found = choose(self._question(streamed, order, with_host), self.options, timer)
-        _wholes.append(WholeTiming(*kind, gain_us, found.candidates[0].measured_us, found.fallback.measured_us))
+        by_eager = not kind[2] and fallback.calls_eager()
+        found = choose(self._question(streamed, order, with_host, by_eager), self.options, timer)
         taken = found.chosen.strategy
-        return compiled(graphs[taken]) if trees or taken not in made else made[taken]
+        times = (found.candidates[0].measured_us, found.fallback.measured_us)
+        _wholes.append(WholeTiming(*kind, gain_us, *times, found.chosen.measured_us if taken == EAGER else None))
+        if trees or taken not in made or taken == EAGER:
+            graph, calls = ways[taken]
+            return compiled(graph, by_eager=True) if calls else compiled(graph)
+        return made[taken]
 
-    def _question(self, streamed: fx.GraphModule, order: Order, with_host: bool) -> Question:
+    def _question(self, streamed: fx.GraphModule, order: Order, with_host: bool, by_eager: bool) -> Question:
         def decides() -> list[Any]:
             held = [n.meta.get("val") for n in streamed.graph.find_nodes(op="placeholder")]
             shapes = [
                 [str(x) for x in (*v.shape, *v.stride(), v.dtype, v.device)] if isinstance(v, torch.Tensor) else str(v)
                 for v in held
             ]
-            return ["whole graph", streamed.code, shapes, str(sorted(self.patches.items())), with_host]
+            return ["whole graph", streamed.code, shapes, str(sorted(self.patches.items())), with_host, by_eager]
 
         ours, other = Candidate(STREAMED, None, None, operator="Inductor's code"), Candidate(FALLBACK, None, None)
+        eager = [Candidate(EAGER, None, None, operator="Inductor's calls")] * by_eager
         return Question(
-            "whole graph", 0, self.target.hardware, decides, lambda: (ours, other), margin=margins.MARGIN_WHOLE,
-            order=order,
+            "whole graph", 0, self.target.hardware, decides, lambda: (ours, *eager, other),
+            margin=margins.MARGIN_WHOLE, order=order,
         )  # fmt: skip
 
     def _pays(self, gain_us: float, us: float) -> bool:
@@ -251,6 +271,13 @@ class Whole:
             return list(self.originals)
         by_name = {f"primals_{index + 1}": value for index, value in enumerate(self.originals)}
         return [by_name.get(node.name) for node in placeholders]
+
+
+def _unless_clear(eager: Candidate, us: float | None) -> Candidate:
+    """Eager's kernels, rejected where the graph by others takes hardly more, ``us``: the host takes longer for them."""
+    if eager.rejected or us is None or eager.measured_us is None or eager.measured_us <= margins.EAGER * us:
+        return eager
+    return replace(eager, rejected="as fast with fewer launches")
 
 
 def _no_cudagraphs() -> Any:

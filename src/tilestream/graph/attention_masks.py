@@ -1,0 +1,222 @@
+"""Masks of ``scaled_dot_product_attention`` as fused kernels take them, in the graph that Dynamo captured.
+
+PyTorch's fused kernels read neighbouring keys of a mask from neighbouring places. Where they lie otherwise, it takes
+products of float32 instead, with copies of queries, keys and values. transformers' masks without padding are so, which
+are one column expanded, and T5's bias, whose heads come last.
+"""
+
+from __future__ import annotations
+
+import operator
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.utils._pytree import tree_map_only
+
+from tilestream.graph.nodes import argument
+
+SDPA = torch.nn.functional.scaled_dot_product_attention
+FARTHEST = -1e30
+"""What is less, and finite, is made this: fused kernels have scores times log2(e)."""
+MOST_KNOWN = 2**24
+"""Pairs of a mask that is computed while compiling, where it depends on no argument."""
+
+FUNCTIONS: set[Any] = {
+    *(operator.add, operator.sub, operator.mul, operator.floordiv, operator.mod, operator.neg, operator.getitem),
+    *(operator.ge, operator.gt, operator.le, operator.lt, operator.eq, operator.ne),
+    *(operator.and_, operator.or_, operator.xor, operator.invert),
+    *(torch.arange, torch.ones, torch.zeros, torch.full, torch.tril, torch.triu, torch.where),
+    *(torch.logical_and, torch.logical_or, torch.logical_not, torch.ones_like, torch.zeros_like),
+}
+METHODS = {
+    *("expand", "view", "reshape", "unsqueeze", "squeeze", "transpose", "permute", "contiguous", "expand_as", "repeat"),
+    *("to", "bool", "long", "int", "new_ones", "new_zeros", "new_full", "tril", "triu", "abs"),
+    *("logical_and", "logical_or", "logical_not", "ge", "gt", "le", "lt", "eq", "ne"),
+}
+"""What computes the same each time, and writes into no operand."""
+IN_PLACE: set[Any] = {
+    *(operator.setitem, operator.iadd, operator.isub, operator.imul, operator.iand, operator.ior, operator.ixor),
+}
+
+
+def settle_masks(gm: fx.GraphModule) -> int:
+    """Give every attention on a GPU a mask that fused kernels take; of how many it was changed.
+
+    A mask that keeps all pairs is dropped, one that is causal becomes ``is_causal``; else its rows are copied where
+    their keys do not lie next to each other, once for all layers. A row that keeps no pair is then what it was where
+    PyTorch multiplies in float32: zero of a boolean mask or of minus infinity, the mean of values of numbers, however
+    large. cuDNN's kernel overflows on the largest ones, and gets another number for a boolean mask.
+
+    Args:
+        gm: Dynamo's graph, with ``example_value`` in its nodes' ``meta``; changed in place.
+    """
+    graph, made = gm.graph, 0
+    copies: dict[tuple[fx.Node, torch.dtype], fx.Node] = {}
+    known: dict[fx.Node, str] = {}
+    for node in list(graph.nodes):
+        if _writes(node):  # perhaps into what a copy was made of, of that dtype
+            into = _fake(node.args[0] if node.args else None)
+            copies = {k: v for k, v in copies.items() if into is not None and _fake(k[0]).dtype != into.dtype}  # pyright: ignore
+        if node.op != "call_function" or node.target is not SDPA:
+            continue
+        mask: Any = argument(node, 3, "attn_mask")
+        query = _fake(argument(node, 0, "query"))
+        fake = _fake(mask)
+        if fake is None or query is None or query.device.type != "cuda":
+            continue
+        if mask not in known:
+            known[mask] = _kind(mask, fake)
+        if known[mask] == "all" or (known[mask] == "causal" and not argument(node, 5, "is_causal")):
+            _give(node, None, is_causal=known[mask] == "causal" or bool(argument(node, 5, "is_causal")))
+        elif fake.stride(-1) == 1 or fake.shape[-1] == 1:
+            continue
+        else:
+            kind = (mask, query.dtype)
+            if kind not in copies:
+                copies[kind] = _copied(node, mask, fake, query.dtype)
+            _give(node, copies[kind])
+            if any((x := _fake(n)) is not None and x.requires_grad for n in node.all_input_nodes):
+                _clear_empty_rows(node, mask, fake)
+        made += 1
+    if made:
+        graph.eliminate_dead_code(_is_impure)
+        gm.recompile()
+    return made
+
+
+def _is_impure(node: fx.Node) -> bool:
+    """Whatever is no step to a mask stays: Dynamo's graph is not functional."""
+    return not _is_plain(node)
+
+
+def _fake(node: Any) -> Tensor | None:
+    found = node.meta.get("example_value") if isinstance(node, fx.Node) else None
+    return found if isinstance(found, Tensor) else None
+
+
+def _give(node: fx.Node, mask: fx.Node | None, **changes: Any) -> None:
+    names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+    given = {**dict(zip(names, node.args, strict=False)), **node.kwargs, "attn_mask": mask, **changes}
+    node.args = tuple(given.pop(name) for name in names[:3])
+    node.kwargs = given
+
+
+def _copied(attention: fx.Node, mask: fx.Node, fake: Tensor, dtype: torch.dtype) -> fx.Node:
+    """The mask as rows, of a boolean one what is added to scores. AOTAutograd finds their values."""
+    graph = mask.graph
+    with graph.inserting_before(attention):
+        if fake.dtype is torch.bool:
+            given = {"dtype": dtype, "device": fake.device}
+            kept, dropped = (graph.call_function(torch.scalar_tensor, (x,), given) for x in (0.0, float("-inf")))
+            made = [kept, dropped, graph.call_function(torch.where, (mask, kept, dropped))]
+        else:
+            far = graph.call_function(torch.isinf, (mask,))
+            near = graph.call_function(torch.clamp, (mask,), {"min": FARTHEST})
+            made = [far, near, graph.call_function(torch.where, (far, mask, near))]
+        made.append(graph.call_method("contiguous", (made[-1],)))
+    for node in made:
+        node.meta = {k: v for k, v in mask.meta.items() if k != "example_value"}
+    return made[-1]
+
+
+def _clear_empty_rows(attention: fx.Node, mask: fx.Node, fake: Tensor) -> None:
+    """In training, let a row without a pair be the mean of values for the kernel, and zero for all others: what it
+    makes of minus infinity alone is no gradient."""
+    graph: Any = attention.graph
+    added = attention.kwargs["attn_mask"]
+    with graph.inserting_before(attention):
+        kept = mask if fake.dtype is torch.bool else graph.call_function(operator.gt, (mask, float("-inf")))
+        some = graph.call_method("any", (kept,), {"dim": -1, "keepdim": True})
+        finite = graph.call_function(torch.clamp, (added,), {"min": FARTHEST})
+    with graph.inserting_after(attention):
+        cleared = graph.call_function(torch.where, (some, attention, 0.0))
+    _give(attention, finite)
+    cleared.meta = dict(attention.meta)
+    attention.replace_all_uses_with(cleared, delete_user_cb=lambda user: user is not cleared)
+
+
+def _kind(mask: fx.Node, fake: Tensor) -> str:
+    """``all`` or ``causal``: what a boolean mask is that depends on no argument; else nothing."""
+    if fake.dtype is not torch.bool or not all(isinstance(n, int) for n in fake.shape):
+        return ""
+    pairs = prod(n for n, stride in zip(fake.shape, fake.stride(), strict=True) if stride)
+    steps = _steps(mask) if pairs <= MOST_KNOWN else None
+    if steps is None:
+        return ""
+    from tilestream.graph.real import real
+
+    with real(torch.device("cpu")):
+        found = _computed(steps)[mask]
+        if not isinstance(found, Tensor) or found.shape != fake.shape:
+            return ""
+        one = found[tuple(_one_of_equal(found))]
+        if bool(one.all()):
+            return "all"
+        rows, keys = found.shape[-2:] if found.dim() > 1 else (0, 1)
+        alike = rows == keys and one.numel() == rows * keys
+        return "causal" if alike and torch.equal(one.reshape(rows, keys), torch.ones(rows, keys).tril().bool()) else ""
+
+
+def _one_of_equal(t: Tensor) -> list[slice]:
+    """An index that takes one of what was expanded."""
+    return [slice(0, 1) if stride == 0 else slice(None) for stride in t.stride()]
+
+
+def _steps(mask: fx.Node) -> list[fx.Node] | None:
+    """All that a mask is computed from, in the order of the graph; None where an argument is among it, or something
+    that may be another the next time."""
+    found: set[fx.Node] = set()
+    left = [mask]
+    while left:
+        node = left.pop()
+        if node in found:
+            continue
+        if not _is_plain(node):
+            return None
+        found.add(node)
+        left += node.all_input_nodes
+    if any(_is_written(node) for node in found):
+        return None
+    return [node for node in mask.graph.nodes if node in found]
+
+
+def _is_plain(node: fx.Node) -> bool:
+    if node.op == "call_method":
+        return node.target in METHODS
+    return node.op == "call_function" and node.target in FUNCTIONS and "out" not in node.kwargs
+
+
+def _is_written(node: fx.Node) -> bool:
+    """Whether something may write into it, or into what may be a view of it."""
+    return any(_writes(user) or (_is_integer(user) and _is_written(user)) for user in node.users)
+
+
+def _is_integer(node: fx.Node) -> bool:
+    made = _fake(node)
+    return made is not None and not made.is_floating_point()
+
+
+def _writes(node: fx.Node) -> bool:
+    if node.op != "call_function":
+        return node.op == "call_method" and str(node.target).endswith("_")
+    schema = getattr(node.target, "_schema", None)
+    if schema is not None:
+        return schema.is_mutable
+    owner = getattr(node.target, "__module__", None) or ""
+    is_known = node.target not in IN_PLACE and owner.startswith(("torch", "_operator", "math"))
+    return "out" in node.kwargs or not (is_known or node.target is SDPA)
+
+
+def _computed(steps: list[fx.Node]) -> dict[fx.Node, Any]:
+    """The values of ``steps``, on the CPU."""
+    values: dict[fx.Node, Any] = {}
+    for node in steps:
+        args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)  # pyright: ignore
+        args, kwargs = tree_map_only(torch.device, lambda _: torch.device("cpu"), (args, kwargs))
+        if node.op == "call_method":
+            values[node] = getattr(args[0], str(node.target))(*args[1:], **kwargs)
+        else:
+            values[node] = node.target(*args, **kwargs)  # pyright: ignore
+    return values

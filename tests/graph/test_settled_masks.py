@@ -1,0 +1,199 @@
+"""Masks of attention that PyTorch's fused kernels do not take: dropped, or copied once, in Dynamo's graph."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from tilestream.graph.attention_masks import SDPA, settle_masks
+
+BATCH, HEADS, TOKENS, FEATURES = 2, 4, 24, 16
+Run = Callable[..., Tensor]
+
+
+def operands(dtype: torch.dtype = torch.bfloat16) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    made = [torch.randn(BATCH, HEADS, TOKENS, FEATURES, generator=generator) for _ in range(3)]
+    return [x.to(dtype) for x in made]
+
+
+def settled(run: Run, *inputs: Tensor) -> tuple[fx.GraphModule, int]:
+    """Dynamo's graph of ``run``, as if on a GPU, after ``settle_masks``; of how many attentions it changed the mask."""
+    found: list[fx.GraphModule] = []
+
+    def keep(gm: fx.GraphModule, _: Any) -> Any:
+        found.append(gm)
+        return gm.forward
+
+    torch._dynamo.reset()
+    torch.compile(run, backend=keep, dynamic=False)(*inputs)
+    (gm,) = found
+    with FakeTensorMode():
+        for node in gm.graph.nodes:
+            x = node.meta.get("example_value")
+            if isinstance(x, Tensor):
+                fake = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="cuda")
+                node.meta["example_value"] = fake.requires_grad_(x.requires_grad)
+    return gm, settle_masks(gm)
+
+
+def attentions(gm: fx.GraphModule) -> list[fx.Node]:
+    return [n for n in gm.graph.nodes if n.target is SDPA]
+
+
+def called(gm: fx.GraphModule, run: Run, inputs: Sequence[Tensor]) -> Any:
+    """Dynamo has arguments in the order in which they are used."""
+    by_name = {f"L_{name}_": x for name, x in zip(inspect.signature(run).parameters, inputs, strict=True)}
+    return gm(*(by_name[str(n.target)] for n in gm.graph.find_nodes(op="placeholder")))
+
+
+def check_values(gm: fx.GraphModule, run: Run, *inputs: Tensor) -> None:
+    """The changed graph means what the user's function does, exactly in float64."""
+    for node in gm.graph.nodes:
+        if "device" in node.kwargs:
+            node.kwargs = node.kwargs | {"device": torch.device("cpu")}
+        if node.target is torch.scalar_tensor:
+            node.kwargs = node.kwargs | {"dtype": torch.float64}
+    gm.recompile()
+    wide = [x.double() if x.is_floating_point() else x for x in inputs]
+    (got,) = called(gm, run, wide)
+    torch.testing.assert_close(got, run(*wide), rtol=1e-12, atol=1e-12)
+
+
+def expanded(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """As transformers makes a mask where no padding is given."""
+    rows = torch.arange(TOKENS, device=q.device)[None, None, :, None] + 0
+    mask = (rows >= 0).expand(BATCH, -1, TOKENS, TOKENS)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=0.0, scale=0.3)
+
+
+def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    at = torch.arange(TOKENS, device=q.device)
+    return F.scaled_dot_product_attention(q, k, v, (at[:, None] >= at[None, :])[None, None])
+
+
+def window(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    at = torch.arange(TOKENS, device=q.device)
+    return F.scaled_dot_product_attention(q, k, v, at[:, None] - at[None, :] < 5)
+
+
+@pytest.mark.parametrize(("run", "is_causal"), [(expanded, False), (causal, True)])
+def test_a_mask_that_no_argument_decides_is_dropped(run: Run, is_causal: bool) -> None:
+    gm, made = settled(run, *operands())
+    (node,) = attentions(gm)
+    assert made == 1 and node.kwargs["attn_mask"] is None and bool(node.kwargs.get("is_causal")) == is_causal
+    assert not any(n.target is torch.arange for n in gm.graph.nodes)
+    check_values(gm, run, *operands())
+
+
+def test_another_one_stays() -> None:
+    gm, made = settled(window, *operands())
+    assert not made and isinstance(attentions(gm)[0].args[3], fx.Node)
+
+
+def by_query(q: Tensor, k: Tensor, v: Tensor, kept: Tensor) -> Tensor:
+    """Two layers, with a mask that is the same for all keys; some rows keep none."""
+    mask = kept[None, None, :, None].expand(BATCH, 1, TOKENS, TOKENS)
+    q = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+
+def test_rows_of_a_boolean_mask_are_copied_once() -> None:
+    kept = torch.arange(TOKENS) % 3 > 0
+    gm, made = settled(by_query, *operands(), kept)
+    first, second = attentions(gm)
+    mask: Any = first.kwargs["attn_mask"]
+    assert made == 2 and mask is second.kwargs["attn_mask"] and mask.target == "contiguous"
+    (added,) = mask.all_input_nodes
+    assert added.target is torch.where and [n.kwargs["dtype"] for n in added.args[1:]] == [torch.bfloat16] * 2
+    check_values(gm, by_query, *operands(), kept)
+    assert not called(gm, by_query, [*(x.double() for x in operands()), kept])[0][:, :, ::3].any()
+
+
+@pytest.mark.parametrize("kind", ["boolean", "bias"])
+def test_in_training_empty_rows_have_gradients(kind: str) -> None:
+    """The kernel is given no row of minus infinity; values and gradients are as before."""
+    run, mask = by_query, torch.arange(TOKENS) % 3 > 0
+    if kind == "bias":
+        run, mask = biased, torch.randn(TOKENS, TOKENS, HEADS)
+        mask[3], mask[5, :9] = float("-inf"), float("-inf")
+    narrow = mask.bfloat16() if kind == "bias" else mask
+    gm, made = settled(run, *(x.requires_grad_() for x in operands()), narrow)
+    assert made == len(attentions(gm)) and all(n.kwargs["attn_mask"].target is torch.clamp for n in attentions(gm))
+    check_values(gm, run, *operands(), mask)
+    wide = [x.double().requires_grad_() for x in operands()]
+    mine = torch.autograd.grad(called(gm, run, [*wide, mask.double() if kind == "bias" else mask])[0].sum(), wide)
+    theirs = torch.autograd.grad(run(*wide, mask.double() if kind == "bias" else mask).sum(), wide)
+    for one, other in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
+
+
+def by_query_then_written(q: Tensor, k: Tensor, v: Tensor, kept: Tensor) -> Tensor:
+    kept = kept.clone()
+    mask = kept[None, None, :, None].expand(BATCH, 1, TOKENS, TOKENS)
+    kept[5:] = False
+    q = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+    kept.logical_not_()
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+
+def test_a_mask_that_is_written_between_layers_is_copied_for_each() -> None:
+    kept = torch.arange(TOKENS) % 3 > 0
+    gm, made = settled(by_query_then_written, *operands(), kept)
+    first, second = attentions(gm)
+    assert made == 2 and first.kwargs["attn_mask"] is not second.kwargs["attn_mask"]
+    check_values(gm, by_query_then_written, *operands(), kept)
+
+
+def biased(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    """As T5 has its bias: heads last in memory."""
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=bias.permute(2, 0, 1)[None], scale=1.0)
+
+
+def test_rows_of_a_bias_are_copied() -> None:
+    """Nothing in them overflows, and rows without a pair are what they were: zero, or the mean."""
+    bias = torch.randn(TOKENS, TOKENS, HEADS)
+    bias[3], bias[4], bias[5, :9] = float("-inf"), torch.finfo(torch.bfloat16).min, float("-inf")
+    gm, made = settled(biased, *operands(), bias.bfloat16())
+    mask: Any = attentions(gm)[0].kwargs["attn_mask"]
+    assert made == 1 and mask.target == "contiguous"
+    check_values(gm, biased, *operands(), bias)
+    (rows,) = [n for n in gm.graph.nodes if n.target is torch.clamp]
+    assert torch.isfinite(torch.tensor(rows.kwargs["min"]).bfloat16() * 1.45)
+
+
+def test_a_mask_that_fused_kernels_take_stays() -> None:
+    def run(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask[:, None, None, :].expand(-1, -1, TOKENS, -1))
+
+    assert settled(run, *operands(), torch.rand(BATCH, TOKENS) < 0.5)[1] == 0
+
+
+def written(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    mask = torch.ones(TOKENS, TOKENS, dtype=torch.bool, device=q.device)
+    mask[0].fill_(False)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+
+def drawn(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    mask = torch.rand(TOKENS, TOKENS, device=q.device) >= 0.0
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+
+@pytest.mark.parametrize("run", [written, drawn])
+def test_what_is_written_or_drawn_is_not_known(run: Run) -> None:
+    assert settled(run, *operands())[1] == 0
+
+
+def test_on_a_cpu_nothing_changes() -> None:
+    gm, _ = settled(window, *operands())
+    for node in gm.graph.nodes:
+        node.meta["example_value"] = torch.empty(0)
+    assert settle_masks(gm) == 0
