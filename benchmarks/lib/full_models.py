@@ -99,8 +99,8 @@ class Gated(nn.Module):
         self.down = nn.Linear(hidden, width, bias=False, dtype=BF16)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self.norm(x).to(BF16)
-        return x + self.down(F.silu(self.gate(y)) * self.up(y)).float()
+        y = self.norm(x).to(self.down.weight.dtype)
+        return x + self.down(F.silu(self.gate(y)) * self.up(y)).to(x.dtype)
 
 
 class CrossNetwork(nn.Module):

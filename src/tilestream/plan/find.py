@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import fx
@@ -30,6 +31,7 @@ from tilestream.options import Options
 from tilestream.plan.edge_networks import pays, with_networks
 from tilestream.plan.gradient_launches import apart, gradient_sites, least_rows
 from tilestream.plan.messages import sorted_sums
+from tilestream.plan.one_launch import as_one_launch
 
 LONE = "a product by itself: nothing streams into it or out of it, and a library's is as fast"
 RAGGED = "part of a ragged region"
@@ -118,6 +120,7 @@ def find(
         backward=backward,
         spared=spared_for(graph),
         projections=options.projections and kind == "inference",
+        pays=partial(as_one_launch, options=options, device=device),
     )
     exclusions = tuple(e for e in part.exclusions if e.reason != RAGGED)
     found = Found((*part.cuts, *ragged), exclusions, part.operators, graph, kind, tuple(sites))
