@@ -134,7 +134,7 @@ class Towers(nn.Module):
         return torch.softmax(self.head(torch.cat([self.left(left), self.right(right.t())], -1)), -1)
 
 
-LAST = {"layout": torch.channels_last}
+LAST = torch.channels_last
 UNCACHED = {"use_cache": False}
 SMOL = {
     **{"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "vocab_size": 49_152},
@@ -198,8 +198,8 @@ MODELS = _table(
     FullModel("mixer-s16", of_timm("mixer_s16_224"), 32),
     FullModel("gpt2", hugging_face("GPT2LMHeadModel", "GPT2Config", UNCACHED), 4, 256),
     FullModel("smollm-135m", hugging_face("LlamaForCausalLM", "LlamaConfig", UNCACHED, **SMOL), 4, 512),
-    FullModel("convnext-t", of_timm("convnext_tiny"), 32, **LAST),
-    FullModel("efficientnet-b0", of_timm("efficientnet_b0"), 64, **LAST),
+    FullModel("convnext-t", of_timm("convnext_tiny"), 32, layout=LAST),
+    FullModel("efficientnet-b0", of_timm("efficientnet_b0"), 64, layout=LAST),
     FullModel("swiglu-f32", lambda: nn.Sequential(Gated(320, 864), Gated(320, 864)), inputs=_swiglu, mixed=True),
     FullModel("cross-network", CrossNetwork, inputs=_crossed),
     FullModel("two-towers", Towers, inputs=_towers),
@@ -223,11 +223,11 @@ FRESH = _table(
     FullModel("dinov2-s14", of_timm("vit_small_patch14_dinov2", img_size=IMAGE), 32),
     FullModel("deit-s16", of_timm("deit_small_patch16_224"), 64),
     FullModel("beit-b16", of_timm("beit_base_patch16_224"), 16),
-    FullModel("coatnet-0", of_timm("coatnet_0_rw_224"), 16, **LAST),
-    FullModel("poolformer-s12", of_timm("poolformer_s12"), 32, **LAST),
-    FullModel("regnety-3.2gf", of_timm("regnety_032"), 32, **LAST),
-    FullModel("mobilenetv3-large", of_timm("mobilenetv3_large_100"), 128, **LAST),
-    FullModel("efficientformer-l1", of_timm("efficientformer_l1"), 64, **LAST),
+    FullModel("coatnet-0", of_timm("coatnet_0_rw_224"), 16, layout=LAST),
+    FullModel("poolformer-s12", of_timm("poolformer_s12"), 32, layout=LAST),
+    FullModel("regnety-3.2gf", of_timm("regnety_032"), 32, layout=LAST),
+    FullModel("mobilenetv3-large", of_timm("mobilenetv3_large_100"), 128, layout=LAST),
+    FullModel("efficientformer-l1", of_timm("efficientformer_l1"), 64, layout=LAST),
     FullModel("resmlp-12", of_timm("resmlp_12_224"), 64),
 )
 """Chosen before anything was tuned, and tuned to by nobody."""

@@ -132,9 +132,7 @@ def why_none(program: Pipeline, rows: int, device: Device) -> str:
             return f"{split}: {error.cause}"
     k, hidden, out = block.sizes
     if block.one_layer and rows > MOST_ROWS:
-        return (
-            f"tiles of {rows} rows take more than {MOST_TURNS} turns, and its sum is not {LONG} times as long as wide"
-        )
+        return f"more than {MOST_TURNS} turns of tiles, and its sum is not {LONG} times as long as it is wide"
     return f"{rows} rows, {k} by {hidden} by {out} columns: no way to divide them over {device.sms} SMs"
 
 
