@@ -136,19 +136,19 @@ class Towers(nn.Module):
 
 LAST = torch.channels_last
 UNCACHED = {"use_cache": False}
-SMOL = {
+SMOL: dict[str, Any] = {
     **{"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "vocab_size": 49_152},
     **{"num_attention_heads": 9, "num_key_value_heads": 3, "tie_word_embeddings": True},
 }
-QWEN = {
+QWEN: dict[str, Any] = {
     **{"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "vocab_size": 151_936},
     **{"num_attention_heads": 14, "num_key_value_heads": 2, "tie_word_embeddings": True},
 }
-GEMMA = {
+GEMMA: dict[str, Any] = {
     **{"hidden_size": 640, "intermediate_size": 2048, "num_hidden_layers": 18, "vocab_size": 262_144},
     **{"num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 256},
 }
-ELECTRA = {
+ELECTRA: dict[str, Any] = {
     **{"embedding_size": 128, "hidden_size": 256, "intermediate_size": 1024},
     **{"num_hidden_layers": 12, "num_attention_heads": 4},
 }
@@ -163,9 +163,14 @@ DEBERTA = {
     },
     **{"position_biased_input": False, "max_relative_positions": -1},
 }
-PYTHIA = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12}
-T5 = {"d_model": 512, "d_kv": 64, "d_ff": 2048, "num_layers": 6, "num_heads": 8}
-CLIP = {
+PYTHIA: dict[str, Any] = {
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+}
+T5: dict[str, Any] = {"d_model": 512, "d_kv": 64, "d_ff": 2048, "num_layers": 6, "num_heads": 8}
+CLIP: dict[str, Any] = {
     "hidden_size": 768,
     "intermediate_size": 3072,
     "num_hidden_layers": 12,

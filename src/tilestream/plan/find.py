@@ -28,6 +28,7 @@ from tilestream.ir.float32 import by_parts
 from tilestream.kernels.product.block import MOST_ROWS
 from tilestream.kernels.product.finder import is_projection
 from tilestream.options import Options
+from tilestream.plan.aligned import aligns
 from tilestream.plan.edge_networks import pays, with_networks
 from tilestream.plan.gradient_launches import apart, gradient_sites, least_rows
 from tilestream.plan.messages import sorted_sums
@@ -107,6 +108,8 @@ def find(
         return replace(known, graph=graph, cuts=cuts, sites=sites, networks=())
     if kind == "inference" and options.convolutions != "off":
         rewrite(graph, When.CONVOLUTIONS, Settings(bulk=options.convolutions != "lanes"))
+    if kind == "inference":
+        rewrite(graph, When.ROWS, Settings(aligns=partial(aligns, device=device)))
     sites = gradient_sites(graph.graph, device, least_rows(options)) if backward else []
     by_parts = options.float32_parts and kind == "inference"  # gradients of SchNet were off by 5 times eager's error
     ragged, left = ragged_regions(graph)

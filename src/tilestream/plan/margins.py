@@ -80,3 +80,6 @@ PATIENCE_S = 5.0
 kept for must not take minutes; the longest kernel takes eight seconds."""
 PATIENT_S = 60.0
 """The same under ``effort="exhaustive"``. Assumed: who asks for that waits."""
+COPIED = 0.5
+"""Rows that bulk copies cannot address are copied where that is predicted to take this share of what loader warps take
+for them. Assumed: part of that hides behind products. The region is timed with the copies as they are."""
