@@ -285,16 +285,21 @@ def _settled() -> None:
         torch.cuda.synchronize()
 
 
-def worker(group: str, given: argparse.Namespace) -> None:
-    """Compile the cases of a group until the time is up, then time what is asked for by name."""
+def worker(group: str, given: argparse.Namespace, made_of: Callable[[str, bool], Iterator[Case]]) -> None:
+    """Compile the cases of a group until the time is up, then time what is asked for by name.
+
+    Args:
+        made_of: as ``cases``.
+    """
     torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = 256
     until = float(given.until)
     alone_when_timed()
     made: dict[str, Made] = {}
-    for case in cases(group, given.cpu):
+    for case in made_of(group, given.cpu):
         if not given.cases or any(case.name.startswith(w) for w in given.cases):
             made[case.name] = Made(case)
     arms = ("eager", "tilestream") if given.cpu else ("eager", "csr", "inductor", "tilestream", "max_autotune")
+    arms = [arm for arm in arms if arm not in given.without]
     for arm in arms:
         for one in made.values():
             needed = max(AUTOTUNE_S, AUTOTUNE_CALLS * one.first_s.get("inductor", 0.0)) if arm == "max_autotune" else 0
@@ -351,7 +356,8 @@ class Process:
         self.group, self.ready, self._said = group, list[str](), queue.Queue[dict[str, Any]]()
         folders = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton", "TILESTREAM_CACHE_DIR": "ours"}
         environ = {**os.environ, **SETTINGS, **{name: f"{caches}/{folder}" for name, folder in folders.items()}}
-        command = [*module_command("run.gnn"), "--of", group, "--until", str(until), *given.cases]
+        command = [*module_command(given.module), "--of", group, "--until", str(until), *given.cases]
+        command += [word for arm in given.without for word in ("--without", arm)]
         command += ["--cpu"] * given.cpu + (["--kernels", str(given.kernels)] if given.kernels else [])
         pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         self.running = subprocess.Popen(command, env=environ, **pipes)
@@ -376,8 +382,10 @@ class Process:
         print(case, file=self.running.stdin, flush=True)
 
 
-def measured(given: argparse.Namespace, write: Callable[[list[dict[str, Any]]], None]) -> list[dict[str, Any]]:
-    wanted = [g for g in groups() if not given.cases or any(_meant(g, name) for name in given.cases)]
+def measured(
+    given: argparse.Namespace, wanted: Sequence[str], write: Callable[[list[dict[str, Any]]], None]
+) -> list[dict[str, Any]]:
+    """Rows of the cases of all groups that are ``wanted``, which ``write`` is told of one by one."""
     started, rows = time.time(), list[dict[str, Any]]()
     until = started + given.seconds * given.share
     with tempfile.TemporaryDirectory() as caches:
@@ -420,20 +428,34 @@ def line(row: dict[str, Any]) -> str:
     return f"{row['case']}: {times} us; floor {row.get('floor_us', 0):.1f}{gain}{ratio}{failed}"
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def asked(description: str | None) -> argparse.ArgumentParser:
+    """What may be asked for, of any set of cases."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cases", nargs="*", metavar="CASE")
     parser.add_argument("--seconds", type=float, default=3600.0, help="for all")
     parser.add_argument("--share", type=float, default=0.55, help="of the seconds that compiling has")
     parser.add_argument("--patience", type=float, default=20.0, help="seconds for what was begun in time")
     parser.add_argument("--kernels", type=Path, metavar="FOLDER")
+    parser.add_argument("--without", action="append", default=[], metavar="ARM", help="an arm that is left out")
     parser.add_argument("--cpu", action="store_true")
     parser.add_argument("--of", help=argparse.SUPPRESS)
     parser.add_argument("--until", help=argparse.SUPPRESS)
+    return parser
+
+
+def told_gains(rows: Sequence[dict[str, Any]]) -> None:
+    gains = [row["speedup"] for row in rows if "speedup" in row]
+    if gains:
+        print(f"{len(gains)} cases, geometric mean {statistics.geometric_mean(gains):.3f} over the best of the others")
+
+
+def main() -> int:
+    parser = asked(__doc__)
     parser.add_argument("--out", type=Path, default=RESULTS / "gnn.json")
+    parser.set_defaults(module="run.gnn")
     given = parser.parse_args()
     if given.of:
-        worker(given.of, given)
+        worker(given.of, given, cases)
         return 0
     if not given.cpu and not torch.cuda.is_available():
         print("no GPU: nothing to measure", file=sys.stderr)
@@ -446,10 +468,8 @@ def main() -> int:
         made = {"schema": 1, "environment": where, "rows": list(rows)}
         given.out.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
 
-    rows = measured(given, write)
-    gains = [row["speedup"] for row in rows if "speedup" in row]
-    if gains:
-        print(f"{len(gains)} cases, geometric mean {statistics.geometric_mean(gains):.3f} over the best of the others")
+    wanted = [g for g in groups() if not given.cases or any(_meant(g, name) for name in given.cases)]
+    told_gains(measured(given, wanted, write))
     return 0
 
 

@@ -50,6 +50,7 @@ def check(layer: Layer, split: Split, rows: int, folder: Path, **options) -> dic
         (Layer(520, (77,), act="gelu", residual=True), Split(3, 2, tile_rows=8), 5),  # odd columns; a group has less
         (Layer(136, (48,), dtype="f16"), Split(2, 2, Tail.REDUCE_ADD, tile_rows=64), 50),
         (Layer(256, (40, 8)), Split(1, 2, Tail.NONE, row_tiles=2), 200),
+        (Layer(72, (40, 8, 24), bias=True, act="gelu"), Split(1, 2, Tail.NONE, row_tiles=2), 300),  # a tile more
         (WIDE, Split(1, 2, Tail.NONE), 100),
         (Layer(72, (131,), residual=True, dtype="f16"), Split(1, 2, Tail.NONE, tile_rows=16), 9),  # rows start anywhere
         (Layer(72, (72, 131)), Split(1, 2, Tail.NONE, tile_rows=64), 50),

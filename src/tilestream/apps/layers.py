@@ -102,5 +102,14 @@ LAYERS = {
     "qwen-o": Layer(2048, (1024,)),
     "bert-o": Layer(768, (768,), bias=True, residual=True),
     "gpt2-o": Layer(768, (768,), bias=True),
+    "bert-up": Layer(768, (3072,), bias=True, act="gelu"),
+    "bert-down": Layer(3072, (768,), bias=True, residual=True),
+    "vit-joint-qkv": Layer(768, (2304,), bias=True),
+    "smollm-qkv": Layer(576, (576, 192, 192)),
+    "smollm-o": Layer(576, (576,), residual=True),
+    "smollm-down": Layer(1536, (576,), residual=True),
+    "deit-joint-qkv": Layer(384, (1152,), bias=True),
+    "deit-up": Layer(384, (1536,), bias=True, act="gelu"),
 }
-"""Projections of Llama-3.2-1B, Qwen3-0.6B, BERT-base, ViT-B and GPT-2."""
+"""Projections of Llama-3.2-1B, Qwen3-0.6B, BERT-base, ViT-B, GPT-2, SmolLM-135M and DeiT-S, and layers of their
+feed-forward blocks."""

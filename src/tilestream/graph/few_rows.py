@@ -20,6 +20,8 @@ WIDEST = 65_536
 
 NORMS = ("norm", "reduce")
 ELEMENTWISE = ("unary", "binary")
+LONGEST = 16
+"""Operators behind a product that are looked at. Assumed: GPT-2's GELU, written out, is eight."""
 
 
 def wide_blocks(
@@ -85,17 +87,18 @@ def _feeds_a_stream(result: fx.Node, facts: Facts) -> bool:
 
 
 def after_product(last: fx.Node, facts: Facts) -> list[fx.Node]:
-    """What is done elementwise to the result of ``last`` before anybody else sees it."""
+    """What is done elementwise to the result of ``last`` before anybody else sees it, up to one value that others read:
+    an activation that a model writes out reads its input more than once."""
     found: list[fx.Node] = []
-    chain: list[fx.Node] = []
-    node = last
-    while len(node.users) == 1:
-        (node,) = node.users
+    inside = [last]
+    while len(inside) <= LONGEST and (readers := {u for n in inside for u in n.users if u not in inside}):
+        node = min(readers)
         if not _alike(node, last, facts) or not _made_of(node, facts, ELEMENTWISE):
             break
-        chain.append(node)
-        if not is_view(node) and {*facts.kinds[node]} - {"load"} != {"cast"}:
-            found = [*chain]  # views at the end stay outside, and so do casts: they only make the result larger
+        inside.append(node)
+        left = [n for n in inside if not n.users.keys() <= {*inside}]
+        if left == [node] and not is_view(node) and {*facts.kinds[node]} - {"load"} != {"cast"}:
+            found = inside[1:]  # views at the end stay outside, and so do casts: they only make the result larger
     return found
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import operator
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
@@ -112,6 +112,7 @@ def partition(
     spared: int = 0,
     projections: bool = False,
     held: Sequence[Sequence[fx.Node]] = (),
+    pays: Callable[[Region], bool] = lambda _: True,
 ) -> Partition:
     """Cut a functional ATen graph into convex regions, as large as possible, and the rest.
 
@@ -127,11 +128,13 @@ def partition(
         held: nodes of other regions, beside which these stay convex; they stay out of them, as ``apart`` says.
         projections: whether layers by themselves are regions: on few rows, and on many with a norm in front or
             something elementwise behind.
+        pays: whether a feed-forward block on many rows is one region. Where it does not, its layers may be regions by
+            themselves, if ``projections`` says so.
     """
     nodes = [n for n in owner.graph.nodes if n.op == "call_function"]
     refused = {n: apart[n.name] for n in nodes if n.name in apart}
     wide = _hidden(nodes)
-    blocks = list(_blocks(owner, nodes, refused, wide, projections))
+    blocks = list(_blocks(owner, nodes, refused, wide, projections, pays))
     refused |= {n: BLOCK for group, _ in blocks for n in group}
     examined = _examine(nodes, refused, wide=wide)
     after = successors(nodes)
@@ -207,6 +210,7 @@ def _blocks(
     refused: Mapping[fx.Node, str],
     streamed: frozenset[fx.Node],
     projections: bool,
+    pays: Callable[[Region], bool],
 ) -> Iterator[tuple[list[fx.Node], Lowered]]:
     """Feed-forward blocks that are too wide for a row stream: so few rows share a tile, many are dealt as tiles. Then,
     where they are asked for, layers that are left.
@@ -232,7 +236,10 @@ def _blocks(
                     continue
                 program = made[0].program
                 tiles = made[0].rows > MOST_ROWS and find is lone_convolutions
-                if is_block(program) and (made[0].rows <= MOST_ROWS or tiles or is_tileable(program)):
+                few = made[0].rows <= MOST_ROWS
+                if projections and find is two_layers and not few and not pays(made[0]):
+                    continue
+                if is_block(program) and (few or tiles or is_tileable(program)):
                     inside |= set(group)
                     yield group, made
                     break

@@ -82,9 +82,9 @@ def _follows(node: fx.Node, start: fx.Node, facts: Facts) -> bool:
 
 
 def _plain(node: fx.Node, facts: Facts) -> bool:
-    if is_view(node):
-        return node in facts.known
     kinds = facts.kinds.get(node, ("",))
+    if is_view(node) or {*kinds} <= {"load"}:  # a dropout that is off leaves a copy, which is no op
+        return node in facts.known
     families = {OPS[k].family for k in kinds if k and k != "load"}
     return bool(families) and families <= {"unary", "binary", "linear"}
 

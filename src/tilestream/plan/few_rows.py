@@ -20,7 +20,16 @@ from tilestream.kernels.product.sharing import Middle
 from tilestream.kernels.product.written import with_column, written_out
 from tilestream.options import Options
 from tilestream.plan import margins
-from tilestream.plan.passes.share_tile import LONG, Allowed, Split, fewer_groups, share_tile, splits, tiles_for
+from tilestream.plan.passes.share_tile import (
+    LONG,
+    MOST_TURNS,
+    Allowed,
+    Split,
+    fewer_groups,
+    share_tile,
+    splits,
+    tiles_for,
+)
 from tilestream.plan.recipes import Recipe
 
 STRATEGY = "shared"
@@ -80,8 +89,9 @@ def best_splits(program: Pipeline, rows: int, device: Device, options: Options) 
 
     ``model``: the best by prediction. ``measured``: the best ``margins.SHARED``, some of every kind and of the highest
     tiles among them, and one with fewer groups; of a single layer ``margins.SHARED_ALONE``. ``exhaustive``: all that
-    fit, also with fewer groups and other depths of a ring stage. On many rows: one layer with nothing in front, whose
-    tiles take turns; and two where a row stream would leave SMs idle, ``margins.SHARED_TILED`` of them.
+    fit, also with fewer groups and other depths of a ring stage. On many rows ``margins.SHARED_TILED``, but of
+    convolutions as many as on few: of one layer with nothing in front, whose tiles take turns; and of two where a row
+    stream would leave SMs idle.
     """
     block = _block_at(program, rows, device)
     if block is None:
@@ -93,7 +103,7 @@ def best_splits(program: Pipeline, rows: int, device: Device, options: Options) 
     ranked = _ranked(program, splits(block, rows, device, allowed), rows, device)
     if options.effort == "model":
         ranked = ranked[:1]
-    elif not thorough and rows > MOST_ROWS and not block.one_layer:
+    elif not thorough and rows > MOST_ROWS and block.grid is None:
         ranked = ranked[: margins.SHARED_TILED]
     elif not thorough:
         alone = block.one_layer
@@ -123,7 +133,7 @@ def why_none(program: Pipeline, rows: int, device: Device) -> str:
             return f"{split}: {error.cause}"
     k, hidden, out = block.sizes
     if block.one_layer and rows > MOST_ROWS:
-        return f"on more than {MOST_ROWS} rows a layer is divided where its sum is {LONG} times as long as it is wide"
+        return f"more than {MOST_TURNS} turns of tiles, and its sum is not {LONG} times as long as it is wide"
     return f"{rows} rows, {k} by {hidden} by {out} columns: no way to divide them over {device.sms} SMs"
 
 

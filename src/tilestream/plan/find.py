@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import fx
@@ -27,10 +28,12 @@ from tilestream.ir.float32 import by_parts
 from tilestream.kernels.product.block import MOST_ROWS
 from tilestream.kernels.product.finder import is_projection
 from tilestream.options import Options
+from tilestream.plan.aligned import aligns
 from tilestream.plan.edge_networks import pays, with_networks
 from tilestream.plan.gradient_launches import apart, gradient_sites, least_rows
 from tilestream.plan.messages import sorted_sums
 from tilestream.plan.minor import with_minor
+from tilestream.plan.one_launch import as_one_launch
 
 LONE = "a product by itself: nothing streams into it or out of it, and a library's is as fast"
 RAGGED = "part of a ragged region"
@@ -106,6 +109,8 @@ def find(
         return replace(known, graph=graph, cuts=cuts, sites=sites, networks=())
     if kind == "inference" and options.convolutions != "off":
         rewrite(graph, When.CONVOLUTIONS, Settings(bulk=options.convolutions != "lanes"))
+    if kind == "inference":
+        rewrite(graph, When.ROWS, Settings(aligns=partial(aligns, device=device)))
     sites = gradient_sites(graph.graph, device, least_rows(options)) if backward else []
     by_parts = options.float32_parts and kind == "inference"  # gradients of SchNet were off by 5 times eager's error
     ragged, left = ragged_regions(graph)
@@ -119,6 +124,7 @@ def find(
         backward=backward,
         spared=spared_for(graph),
         projections=options.projections and kind == "inference",
+        pays=partial(as_one_launch, options=options, device=device),
     )
     exclusions = tuple(e for e in part.exclusions if e.reason != RAGGED)
     found = Found((*part.cuts, *ragged), exclusions, part.operators, graph, kind, tuple(sites))

@@ -36,6 +36,7 @@ class Settings:
         bulk: whether kernels copy pixels of convolutions in bulk.
         library_epilogues: whether a library's products take in their ReLUs.
         sums: which sums by an index are made in sorted order; None where the graph is not to run.
+        aligns: which products read copies of their rows that begin on 16 bytes; None where none do.
         runs: whether a library has a kernel; None where it has all.
 
     Torch pickles this with the partitioner that it is of, so functions have names.
@@ -45,6 +46,7 @@ class Settings:
     bulk: bool = True
     library_epilogues: bool = True
     sums: Callable[[fx.Graph], SortedSums] | None = None
+    aligns: Callable[[fx.Node], bool] | None = None
     runs: Runs | None = None
 
 

@@ -11,6 +11,7 @@ from enum import Enum
 
 from torch import fx
 
+from tilestream.graph.rewrites.aligned_rows import align_rows, unalign_rows
 from tilestream.graph.rewrites.bags import open_bags
 from tilestream.graph.rewrites.broadcasts import put_off_expands
 from tilestream.graph.rewrites.complex_products import multiply_reals
@@ -46,6 +47,7 @@ class When(Enum):
     BACKWARD = "a backward graph, before its normal form"
     NORMAL_FORM = "any graph, before its regions are selected"
     CONVOLUTIONS = "an inference graph in its normal form, unless the user streams no convolutions"
+    ROWS = "an inference graph in its normal form, before its regions are selected"
     PLACED = "a graph whose regions are calls: what none of them took is as it was"
     AROUND = "any graph with regions, before it is decomposed for Inductor"
     AROUND_INFERENCE = "the same, if nothing is trained"
@@ -95,6 +97,8 @@ REWRITES = (
     Rewrite(squeeze_out_of_place, (When.NORMAL_FORM,), "a view can be copied"),
     Rewrite(copy_views, (When.NORMAL_FORM,), "every use of a view lies inside or outside a region by itself"),
     Rewrite(to_pixels, (When.CONVOLUTIONS,), "convolutions are layers on rows of channels"),
+    Rewrite(align_rows, (When.ROWS,), "rows come by bulk copies, where loader warps would take longer than a copy"),
+    Rewrite(unalign_rows, (When.PLACED,), "undoes align_rows"),
     Rewrite(join_maxima, (When.PLACED,), "undoes split_maxima"),
     Rewrite(from_pixels, (When.PLACED,), "undoes to_pixels"),
     Rewrite(multiply_reals, (When.AROUND_INFERENCE,), "Inductor fuses products of complex numbers"),

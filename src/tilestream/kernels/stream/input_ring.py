@@ -149,13 +149,16 @@ def odd_s(stream: Stream, features: int, column: int) -> float:
     """Seconds of a loader warp for a chunk of rows of ``features`` that bulk copies cannot address
     (``kernels/include/odd_rows.cuh``); none of others. Rows lie one behind another.
     """
-    size = DTYPE_BYTES[stream.dtype]
     if stream.in_bulk(column, features):
         return 0.0
-    columns, valid = columns_of(stream.dtype), stream.valid(column)
+    return odd_chunk_s(DTYPE_BYTES[stream.dtype], features, stream.valid(column))
+
+
+def odd_chunk_s(size: int, features: int, valid: int) -> float:
+    """The same for ``valid`` columns of such rows, elements of ``size`` bytes."""
     each = VECTOR_BYTES // size  # lanes have two of them on their way at a time
     if valid == features:
         whole = size == 2 and features > each
-        return ODD_ROUND_S * (columns // each) if whole else ODD_PART_S * ceil(features / each)
+        return ODD_ROUND_S * (columns_of("bf16") // each) if whole else ODD_PART_S * ceil(features / each)
     vectors = (valid + each - 2) // each + 1 if features > each else ceil(features / each)
     return ODD_PART_S * vectors

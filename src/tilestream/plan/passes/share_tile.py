@@ -31,12 +31,14 @@ MOST_ADDED = 8
 stay under twice eager's (measured: 1.5 times with 4 groups, 1.9 with 8, 2.8 with 24)."""
 
 
-WIDTHS = (256, 192, 128, 64, 32)
+WIDTHS = (256, 192, 160, 128, 96, 64, 32)
 """Columns of a tile of one layer on many rows."""
 LONG = 4
-"""How many times as long as a row of the result is wide the sum is there, at least. What a tile does behind its sum
-nothing hides: 256 to 1024 columns, 6,272 rows, took 19 us where a library's product and a ReLU take 15; 2048 to 512,
-1,568 rows, 10.7 us with its norm and ReLU, where these take 12.4."""
+"""How many times as long as a row of the result is wide the sum is there, at least, where tiles take more than
+``MOST_TURNS``. What a tile does behind its sum nothing hides: 256 to 1024 columns, 6,272 rows, took 19 us where a
+library's product and a ReLU take 15; 2048 to 512, 1,568 rows, 10.7 us with its norm and ReLU, where these take 12.4."""
+MOST_TURNS = 2
+"""Tiles that an SM takes one after another, up to which a library's product has little to hide behind each other."""
 MOST_TILES = 16
 """Tiles of rows of two layers that a launch on many rows is planned for; it has as many as there are."""
 LEAST_SUM = 256
@@ -244,20 +246,24 @@ def _one_layer(block: Block, rows: int, device: Device, allowed: Allowed) -> Ite
 
 
 def _tiles(block: Block, rows: int, device: Device, allowed: Allowed) -> Iterator[Split]:
-    """Splits of one layer of a long sum on many rows, tiles that take turns: so wide that rows are read again seldom,
-    or narrower so that all SMs have one; also with the sum over a cluster."""
-    del rows, allowed
-    widest = max(last.columns for last in block.lasts)
-    if block.sizes[1] < LONG * widest:
-        return
-    for columns in dict.fromkeys(ceil(widest / width) for width in WIDTHS):
+    """Splits of one layer on many rows, tiles that take turns: so wide that rows are read again seldom, or narrower so
+    that all SMs have one; also with the sum over a cluster. Sums that are not long only where tiles take few turns."""
+    del allowed
+    counts = [last.columns for last in block.lasts]
+    together = sum(counts)
+    is_long = block.sizes[1] >= LONG * max(counts)
+    turn = max(1, device.sms // ceil(rows / TILES[-1]))  # columns of which all tiles run at once
+    for columns in dict.fromkeys((*(ceil(together / width) for width in WIDTHS), turn)):
         for groups in (1, 2, 4):
             divided = 1 < columns * groups <= device.sms  # one CTA a tile of rows would be a row stream
-            if divided and (groups == 1 or block.sizes[1] >= groups * LEAST_SUM):
-                tail = Tail.CLUSTER if groups > 1 else Tail.NONE
-                tiles = device.sms // (columns * groups)
-                if groups == 1 or (tiles := min(tiles, _at_once(groups, device) // columns)):
-                    yield Split(groups, columns, tail, TILES[-1], tiles)
+            if not divided or (groups > 1 and block.sizes[1] < groups * LEAST_SUM):
+                continue
+            tail = Tail.CLUSTER if groups > 1 else Tail.NONE
+            if not is_long and ceil(rows / TILES[-1]) * columns > MOST_TURNS * _at_once(groups, device):
+                continue
+            tiles = min(device.sms // (columns * groups), ceil(rows / TILES[-1]))
+            if groups == 1 or (tiles := min(tiles, _at_once(groups, device) // columns)):
+                yield Split(groups, columns, tail, TILES[-1], tiles)
 
 
 def _gathered(block: Block, tile_rows: int, row_tiles: int, device: Device, in_any_order: bool) -> Iterator[Split]:

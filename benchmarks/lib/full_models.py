@@ -1,0 +1,238 @@
+"""Whole models of transformers and timm at full depth and published widths, with random weights, and three small ones.
+
+``MODELS`` are those that the compiler is measured on; ``FRESH`` twenty others, which were chosen with their sizes
+before anything was tuned and are for measuring alone. ``model.problem()`` gives a module in bf16 and its inputs.
+Convolutional models and their images are channels last. Needs ``transformers`` and ``timm``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+IMAGE = 224
+BF16 = torch.bfloat16
+
+
+@dataclass(frozen=True)
+class FullModel:
+    """``make()`` builds the model on torch's current default device.
+
+    Attributes:
+        batch: sequences or images.
+        tokens: of a sequence; 0 where images are read.
+        inputs: what is read, where that is neither.
+        layout: of images and of convolutions' weights in memory.
+        mixed: parameters and inputs have the dtypes that ``make`` gave them.
+    """
+
+    name: str
+    make: Callable[[], nn.Module]
+    batch: int = 0
+    tokens: int = 0
+    inputs: Callable[[], tuple[Tensor, ...]] | None = None
+    layout: torch.memory_format = torch.contiguous_format
+    mixed: bool = False
+
+    def problem(self, device: str, tiny: bool = False) -> tuple[nn.Module, tuple[Tensor, ...]]:
+        """The module, ready for inference, and its inputs; ``tiny``: a batch of one."""
+        torch.manual_seed(0)
+        with torch.device(device):
+            made = self.make()
+            made = (made if self.mixed else made.bfloat16()).eval().requires_grad_(False)
+            made = made.to(memory_format=self.layout)  # pyright: ignore[reportCallIssue]
+            batch = 1 if tiny else self.batch
+            if self.inputs is not None:
+                inputs = tuple(x[:, :256] if x.shape[1] > 20_000 else x[:256] for x in self.inputs())
+                inputs = inputs if tiny else self.inputs()
+            elif self.tokens:
+                inputs = (torch.randint(1000, (batch, self.tokens)),)
+            else:
+                inputs = (torch.randn(batch, 3, IMAGE, IMAGE, dtype=BF16).to(memory_format=self.layout),)
+        return made, inputs
+
+
+class First(nn.Module):
+    """The first result of a model of transformers, as a tensor."""
+
+    def __init__(self, model: nn.Module, **keywords: Any) -> None:
+        super().__init__()
+        self.model, self.keywords = model, keywords
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.model(x, return_dict=False, **self.keywords)[0]
+
+
+def hugging_face(model: str, config: str, wrap: dict[str, Any] | None = None, **sizes: Any) -> Callable[[], nn.Module]:
+    """A class of transformers with a configuration; ``wrap``: what its ``forward`` is given beside the input."""
+
+    def make() -> nn.Module:
+        import transformers  # pyright: ignore[reportMissingImports]
+
+        made = getattr(transformers, model)(getattr(transformers, config)(**sizes))
+        return First(made, **(wrap or {}))
+
+    return make
+
+
+def of_timm(name: str, **keywords: Any) -> Callable[[], nn.Module]:
+    def make() -> nn.Module:
+        import timm  # pyright: ignore[reportMissingImports]
+
+        return timm.create_model(name, pretrained=False, **keywords)
+
+    return make
+
+
+class Gated(nn.Module):
+    """SwiGLU in bf16 beside a residual stream in float32."""
+
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.norm = nn.RMSNorm(width, eps=1e-6)
+        self.gate, self.up = (nn.Linear(width, hidden, bias=False, dtype=BF16) for _ in range(2))
+        self.down = nn.Linear(hidden, width, bias=False, dtype=BF16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(x).to(self.down.weight.dtype)
+        return x + self.down(F.silu(self.gate(y)) * self.up(y)).to(x.dtype)
+
+
+class CrossNetwork(nn.Module):
+    """DCN: three cross layers 456 wide beside 456-640-320-80, joined, a score."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cross = nn.ModuleList(nn.Linear(456, 456) for _ in range(3))
+        self.deep = nn.ModuleList(nn.Linear(a, b) for a, b in ((456, 640), (640, 320), (320, 80)))
+        self.score = nn.Linear(456 + 80, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        crossed = deep = x
+        for layer in self.cross:
+            crossed = x * layer(crossed) + crossed
+        for layer in self.deep:
+            deep = F.relu(layer(deep))
+        return torch.sigmoid(self.score(torch.cat([crossed, deep], -1)))
+
+
+class Towers(nn.Module):
+    """Two towers, one of which reads its rows from a transposed tensor, joined, and a distribution."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left = nn.Sequential(nn.Linear(100, 128), nn.ReLU(), nn.Linear(128, 96), nn.ReLU())
+        self.right = nn.Sequential(nn.Linear(60, 128), nn.ReLU(), nn.Linear(128, 96), nn.ReLU())
+        self.head = nn.Sequential(nn.Linear(192, 96), nn.ReLU(), nn.Linear(96, 16))
+
+    def forward(self, left: Tensor, right: Tensor) -> Tensor:
+        return torch.softmax(self.head(torch.cat([self.left(left), self.right(right.t())], -1)), -1)
+
+
+LAST = torch.channels_last
+UNCACHED = {"use_cache": False}
+SMOL: dict[str, Any] = {
+    **{"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "vocab_size": 49_152},
+    **{"num_attention_heads": 9, "num_key_value_heads": 3, "tie_word_embeddings": True},
+}
+QWEN: dict[str, Any] = {
+    **{"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "vocab_size": 151_936},
+    **{"num_attention_heads": 14, "num_key_value_heads": 2, "tie_word_embeddings": True},
+}
+GEMMA: dict[str, Any] = {
+    **{"hidden_size": 640, "intermediate_size": 2048, "num_hidden_layers": 18, "vocab_size": 262_144},
+    **{"num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 256},
+}
+ELECTRA: dict[str, Any] = {
+    **{"embedding_size": 128, "hidden_size": 256, "intermediate_size": 1024},
+    **{"num_hidden_layers": 12, "num_attention_heads": 4},
+}
+DEBERTA = {
+    **{"vocab_size": 128_100, "hidden_size": 768, "num_hidden_layers": 6, "num_attention_heads": 12},
+    **{"intermediate_size": 3072, "type_vocab_size": 0, "relative_attention": True, "position_buckets": 256},
+    **{
+        "norm_rel_ebd": "layer_norm",
+        "share_att_key": True,
+        "pos_att_type": ["p2c", "c2p"],
+        "max_position_embeddings": 512,
+    },
+    **{"position_biased_input": False, "max_relative_positions": -1},
+}
+PYTHIA: dict[str, Any] = {
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+}
+T5: dict[str, Any] = {"d_model": 512, "d_kv": 64, "d_ff": 2048, "num_layers": 6, "num_heads": 8}
+CLIP: dict[str, Any] = {
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "patch_size": 32,
+}
+
+
+def _swiglu() -> tuple[Tensor, ...]:
+    return (torch.randn(24_579, 320),)
+
+
+def _crossed() -> tuple[Tensor, ...]:
+    return (torch.randn(16_384, 456, dtype=BF16),)
+
+
+def _towers() -> tuple[Tensor, ...]:
+    return torch.randn(98_304, 100, dtype=BF16), torch.randn(60, 98_304, dtype=BF16)
+
+
+def _table(*models: FullModel) -> dict[str, FullModel]:
+    return {m.name: m for m in models}
+
+
+MODELS = _table(
+    FullModel("bert-base", hugging_face("BertModel", "BertConfig"), 8, 128),
+    FullModel("vit-b16", of_timm("vit_base_patch16_224"), 8),
+    FullModel("vit-tiny16", of_timm("vit_tiny_patch16_224"), 64),
+    FullModel("swin-t", of_timm("swin_tiny_patch4_window7_224"), 16),
+    FullModel("mixer-s16", of_timm("mixer_s16_224"), 32),
+    FullModel("gpt2", hugging_face("GPT2LMHeadModel", "GPT2Config", UNCACHED), 4, 256),
+    FullModel("smollm-135m", hugging_face("LlamaForCausalLM", "LlamaConfig", UNCACHED, **SMOL), 4, 512),
+    FullModel("convnext-t", of_timm("convnext_tiny"), 32, layout=LAST),
+    FullModel("efficientnet-b0", of_timm("efficientnet_b0"), 64, layout=LAST),
+    FullModel("swiglu-f32", lambda: nn.Sequential(Gated(320, 864), Gated(320, 864)), inputs=_swiglu, mixed=True),
+    FullModel("cross-network", CrossNetwork, inputs=_crossed),
+    FullModel("two-towers", Towers, inputs=_towers),
+)
+"""Those of issue and findings, which the compiler is measured on."""
+
+FRESH = _table(
+    FullModel("distilbert", hugging_face("DistilBertModel", "DistilBertConfig"), 16, 128),
+    FullModel(
+        *("albert-base", hugging_face("AlbertModel", "AlbertConfig", hidden_size=768, intermediate_size=3072)), 8, 256
+    ),
+    FullModel("electra-small", hugging_face("ElectraModel", "ElectraConfig", **ELECTRA), 32, 128),
+    FullModel("mpnet-base", hugging_face("MPNetModel", "MPNetConfig"), 16, 128),
+    FullModel("deberta-v3-small", hugging_face("DebertaV2Model", "DebertaV2Config", **DEBERTA), 8, 128),
+    FullModel("t5-small-encoder", hugging_face("T5EncoderModel", "T5Config", **T5), 16, 256),
+    FullModel("opt-125m", hugging_face("OPTForCausalLM", "OPTConfig", UNCACHED), 4, 512),
+    FullModel("pythia-160m", hugging_face("GPTNeoXForCausalLM", "GPTNeoXConfig", UNCACHED, **PYTHIA), 4, 512),
+    FullModel("qwen2-0.5b", hugging_face("Qwen2ForCausalLM", "Qwen2Config", UNCACHED, **QWEN), 2, 512),
+    FullModel("gemma3-270m", hugging_face("Gemma3ForCausalLM", "Gemma3TextConfig", UNCACHED, **GEMMA), 2, 512),
+    FullModel("clip-vit-b32", hugging_face("CLIPVisionModel", "CLIPVisionConfig", **CLIP), 64),
+    FullModel("dinov2-s14", of_timm("vit_small_patch14_dinov2", img_size=IMAGE), 32),
+    FullModel("deit-s16", of_timm("deit_small_patch16_224"), 64),
+    FullModel("beit-b16", of_timm("beit_base_patch16_224"), 16),
+    FullModel("coatnet-0", of_timm("coatnet_0_rw_224"), 16, layout=LAST),
+    FullModel("poolformer-s12", of_timm("poolformer_s12"), 32, layout=LAST),
+    FullModel("regnety-3.2gf", of_timm("regnety_032"), 32, layout=LAST),
+    FullModel("mobilenetv3-large", of_timm("mobilenetv3_large_100"), 128, layout=LAST),
+    FullModel("efficientformer-l1", of_timm("efficientformer_l1"), 64, layout=LAST),
+    FullModel("resmlp-12", of_timm("resmlp_12_224"), 64),
+)
+"""Chosen before anything was tuned, and tuned to by nobody."""
