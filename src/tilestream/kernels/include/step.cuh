@@ -33,24 +33,11 @@ static_assert(GATED + HIDDEN == WORDS && PARTS + 2 * WARPS * 4 == SHARED_BYTES &
 static_assert(FEATURES % 64 == 0 && FEATURES <= 256 && GROUP <= 8 && WIDTH % 8 == 0 && HIDDEN % 8 == 0);
 constexpr float LOG2_E = 1.44269504f, NOTHING = -3.0e38f;  // below every score
 
-struct Pair {
-  u64 first, second;
-};
 TS_DEV u32 tag_of(u64 v) { return (u32)(v >> 32); }
 TS_DEV float value_of(u64 v) { return ts::float_of((u32)v); }
-TS_DEV Pair load_pair(const u64* p) {
-  Pair v;
-  asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];" : "=l"(v.first), "=l"(v.second) : "l"(p) : "memory");
-  return v;
-}
-TS_DEV u64 load_word(const u64* p) {
-  u64 v;
-  asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
-  return v;
-}
-TS_DEV void store_word(u64* p, u32 bits, u32 tag) {
-  asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(p), "l"((u64)tag << 32 | bits) : "memory");
-}
+TS_DEV void store_word(u64* p, u32 bits, u32 tag) { lanes::post(p, (u64)tag << 32 | bits); }
+TS_DEV void put_float(u32 at, float v) { lanes::put32(at, ts::bits_of(v)); }
+TS_DEV float get_float(u32 at) { return ts::float_of(lanes::get32(at)); }
 // Where element i of a staged row lies: halves of 8 apart, so that lanes that read 16 bytes each meet no bank twice.
 // Elements 2k and 2k + 1 are neighbours.
 TS_DEV int placed(int i) { return (i >> 3 << 2 | (i & 3)) + (i >> 2 & 1) * (STAGED / 2); }
@@ -59,10 +46,11 @@ TS_DEV float over_lanes(float v) {
   for (int far = 16; far; far >>= 1) v += lanes::across(v, far);
   return v;
 }
-TS_DEV float single(const char* of, int i) { return Element::low((u32)__ldg((const u16*)of + i)); }
+TS_DEV float single(const char* of, int i) { return Element::low(lanes::load16(of + i * 2)); }
 TS_DEV void both(const char* of, int i, float& a, float& b) {
-  const u32 w = __ldg((const u32*)(of + i * 2));
-  a = Element::low(w), b = Element::high(w);
+  u32 w[1];
+  lanes::load_words<4>(of + i * 2, w);
+  a = Element::low(w[0]), b = Element::high(w[0]);
 }
 
 // Who waits for what, for the record.
@@ -70,17 +58,18 @@ struct Wanted {
   u64* record;
   u32 tag;
   int stage, layer;
-  __device__ __noinline__ void expired(int element, u32 found) const {
+  TS_APART void expired(int element, u32 found) const {
     lanes::give_up(record, stage, layer << 16 | lanes::block(), element, found);
   }
 };
 // Polls until a word has its tag; a call of its own, since nearly all others find theirs at once.
-__device__ __noinline__ u64 waited(const u64* at, const Wanted& w, int element) {
-  const u64 start = ts::now_ns();
+TS_APART u64 waited(const u64* at, const Wanted& w, int element) {
+  const u64 start = lanes::now_ns();
   for (u32 tries = 1;; ++tries) {
-    const u64 v = load_word(at);
+    const u64 v = lanes::peek(at);
     if (tag_of(v) == w.tag) return v;
-    if (tries % 1024 == 0 && ts::now_ns() - start > TIMEOUT) w.expired(element, tag_of(v));
+    lanes::rest();
+    if (tries % 1024 == 0 && lanes::now_ns() - start > TIMEOUT) w.expired(element, tag_of(v));
   }
 }
 TS_DEV u64 settled(u64 v, const u64* at, const Wanted& w, int element) {
@@ -100,7 +89,7 @@ struct Step {
       : p(p),
         base(base),
         thread(lanes::thread()),
-        warp(ts::warp_index()),
+        warp(lanes::warp()),
         lane(lanes::lane()),
         block(lanes::block()),
         grid(lanes::blocks()),
@@ -148,12 +137,7 @@ struct Step {
     }
     const int left = columns(ahead_stage) - ahead_start;
     if (lane == 0) {
-      const u32 bytes = (left < PIECE ? left : PIECE) * 2;
-      ts::bar_expect(barrier(asked), bytes);
-      asm volatile(
-          "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(slot(asked)),
-          "l"(weight()), "r"(bytes), "r"(barrier(asked)), "l"(ts::EVICT_FIRST)
-          : "memory");
+      lanes::ask(slot(asked), weight(), (left < PIECE ? left : PIECE) * 2, barrier(asked));
     }
     ++asked;
     ahead_half = ahead_stage == GATE && !ahead_half;
@@ -163,7 +147,7 @@ struct Step {
   }
   // This lane's share of the next piece times the staged row from column `start` on.
   TS_DEV float piece(int start, int count) {
-    ts::bar_wait(barrier(used), used / SLOTS & 1);
+    lanes::await(barrier(used), used / SLOTS & 1);
     const u32 from = slot(used), x = base + RINGS + side * (STAGED * 4) + start * 2;  // 8 columns are 16 bytes of each half
     float sum = 0;
 #pragma unroll
@@ -171,9 +155,9 @@ struct Step {
       const int c = lane + LANES * j;
       if (c * 8 < count) {
         u32 w[4], a[4], b[4];
-        ts::lds_words(from + c * 16, w);
-        ts::lds_words(x + c * 16, a);
-        ts::lds_words(x + STAGED * 2 + c * 16, b);
+        lanes::get128(from + c * 16, w);
+        lanes::get128(x + c * 16, a);
+        lanes::get128(x + STAGED * 2 + c * 16, b);
         sum += Element::low(w[0]) * ts::float_of(a[0]) + Element::high(w[0]) * ts::float_of(a[1]);
         sum += Element::low(w[1]) * ts::float_of(a[2]) + Element::high(w[1]) * ts::float_of(a[3]);
         sum += Element::low(w[2]) * ts::float_of(b[0]) + Element::high(w[2]) * ts::float_of(b[1]);
@@ -213,28 +197,28 @@ struct Step {
     u32 h = (tag * 6 + stage) * 2654435761u ^ block * 2246822519u;
     h ^= h >> 15, h *= 2246822519u, h ^= h >> 13;
     if (h % 8 == 0)
-      for (const u64 start = ts::now_ns(); ts::now_ns() - start < h % 20000;) {
+      for (const u64 start = lanes::now_ns(); lanes::now_ns() - start < h % 20000;) {
       }
 #endif
   }
   TS_DEV u32 staged(int which) const { return base + RINGS + which * (STAGED * 4); }
-  TS_DEV void put_pair(int i, float a, float b) const { ts::sts64(staged(side) + placed(i) * 4, a, b); }
+  TS_DEV void put_pair(int i, float a, float b) const { lanes::put_pair(staged(side) + placed(i) * 4, a, b); }
   // Tagged words of a row, two at once and all of a thread's under way together, to `take(i, first, second)`.
   template <int COUNT, class Take>
   TS_DEV void gather(const u64* from, int stage, Take take) const {
     constexpr int PASSES = (COUNT + 2 * THREADS - 1) / (2 * THREADS), BATCH = PASSES < 8 ? PASSES : 8;
     const Wanted w = wanted(stage);
     for (int first = thread * 2; first < COUNT; first += BATCH * THREADS * 2) {
-      Pair v[BATCH];
+      u64 v[BATCH][2];
 #pragma unroll
       for (int b = 0; b < BATCH; ++b) {
         const int i = first + b * THREADS * 2;
-        if (i < COUNT) v[b] = load_pair(from + i);
+        if (i < COUNT) lanes::peek_pair(from + i, v[b]);
       }
 #pragma unroll
       for (int b = 0; b < BATCH; ++b) {
         const int i = first + b * THREADS * 2;
-        if (i < COUNT) take(i, value_of(settled(v[b].first, from + i, w, i)), value_of(settled(v[b].second, from + i + 1, w, i + 1)));
+        if (i < COUNT) take(i, value_of(settled(v[b][0], from + i, w, i)), value_of(settled(v[b][1], from + i + 1, w, i + 1)));
       }
     }
   }
@@ -262,23 +246,23 @@ struct Step {
     }
     squares = over_lanes(squares);
     const u32 parts = base + PARTS + side * (WARPS * 4);
-    if (lane == 0) ts::stsf(parts + warp * 4, squares);
+    if (lane == 0) put_float(parts + warp * 4, squares);
     lanes::all_together();
     squares = 0;
 #pragma unroll
     for (int w = 0; w < WARPS; w += 4) {
       u32 v[4];
-      ts::lds_words(parts + w * 4, v);
+      lanes::get128(parts + w * 4, v);
       squares += (ts::float_of(v[0]) + ts::float_of(v[1])) + (ts::float_of(v[2]) + ts::float_of(v[3]));
     }
-    return rsqrtf(squares * (1.0f / WIDTH) + p.eps);
+    return ts::rsqrt_(squares * (1.0f / WIDTH) + p.eps);
   }
   // An element of the row that a product is added to. It is known since a stage before, so that nobody waits for it.
   TS_DEV float residual(int part, int row, int stage) const {
     if (row >= WIDTH) return 0;
     if (layer == 0 && part == ROW) return single(p.row, row);
     const u64* at = words(layer, part) + row;
-    return value_of(settled(load_word(at), at, wanted(stage), row));
+    return value_of(settled(lanes::peek(at), at, wanted(stage), row));
   }
 
   // ---- attention of the queries of one head of keys over a share of the cache
@@ -312,12 +296,12 @@ struct Step {
     constexpr int OF_LANE = FEATURES / LANES;
     float v[OF_LANE], t[OF_LANE];
 #pragma unroll
-    for (int j = 0; j < OF_LANE; ++j) v[j] = ts::ldsf(at + (lane + j * LANES) * 4);
+    for (int j = 0; j < OF_LANE; ++j) v[j] = get_float(at + (lane + j * LANES) * 4);
 #if HEAD_NORMS
     float squares = 0;
 #pragma unroll
     for (int j = 0; j < OF_LANE; ++j) squares += v[j] * v[j];
-    const float rstd = rsqrtf(over_lanes(squares) * (1.0f / FEATURES) + p.head_eps);
+    const float rstd = ts::rsqrt_(over_lanes(squares) * (1.0f / FEATURES) + p.head_eps);
 #pragma unroll
     for (int j = 0; j < OF_LANE; ++j) v[j] *= rstd * single(weights, lane + j * LANES);
 #endif
@@ -329,14 +313,19 @@ struct Step {
 #pragma unroll
     for (int j = 0; j < OF_LANE; ++j) {
       const u32 rounded = Element::pack(t[j], 0);
-      ts::stsf(at + (lane + j * LANES) * 4, is_key ? Element::low(rounded) : t[j] * (p.scale * LOG2_E));
+      put_float(at + (lane + j * LANES) * 4, is_key ? Element::low(rounded) : t[j] * (p.scale * LOG2_E));
       if (to != nullptr) *(u16*)(to + (lane + j * LANES) * 2) = (u16)rounded;
     }
   }
-  TS_DEV void attend() {
+  TS_DEV int item() const {  // a head and a share; -1: none of this CTA
     const int spread = grid / (KEY_HEADS * SPLITS), item = block / spread;
-    if (block % spread || item >= KEY_HEADS * SPLITS) return;
+    return block % spread == 0 && item < KEY_HEADS * SPLITS ? item : -1;
+  }
+  TS_DEV void attend(int item, long long place_of_token) {
+    if (item < 0) return;
     delay(ATTEND);
+    if (place_of_token < 0 || place_of_token >= POSITIONS) lanes::give_up(p.record, NO_POSITION, block, POSITIONS, place_of_token);
+    position = (int)place_of_token;
     const int head = item / SPLITS, share = item % SPLITS, each = (limit + SPLITS - 1) / SPLITS;
     const int start = share * each, end = start + each < limit ? start + each : limit;
     const StepLayer& l = p.layers[layer];
@@ -349,7 +338,7 @@ struct Step {
     for (int i = thread; i < (GROUP + 2) * FEATURES; i += THREADS) {
       const int which = i / FEATURES, f = i % FEATURES;
       const int at = which < GROUP ? head * GROUP * FEATURES + i : QUERY + (which - GROUP) * KEYS + head * FEATURES + f;
-      ts::stsf(given + i * 4, value_of(settled(load_word(from + at), from + at, w, at)));
+      put_float(given + i * 4, value_of(settled(lanes::peek(from + at), from + at, w, at)));
     }
     lanes::all_together();
     const int owner = position / each;
@@ -359,8 +348,8 @@ struct Step {
     if (warp == GROUP) turned(given + GROUP * FEATURES * 4, l.key_norm, true, owns ? l.keys + mine : nullptr);
     if (warp == GROUP + 1)
       for (int f = lane; f < FEATURES; f += LANES) {
-        const u32 at = given + ((GROUP + 1) * FEATURES + f) * 4, rounded = Element::pack(ts::ldsf(at), 0);
-        ts::stsf(at, Element::low(rounded));
+        const u32 at = given + ((GROUP + 1) * FEATURES + f) * 4, rounded = Element::pack(get_float(at), 0);
+        put_float(at, Element::low(rounded));
         if (owns) *(u16*)(l.values + mine + f * 2) = (u16)rounded;
       }
     lanes::all_together();
@@ -384,15 +373,15 @@ struct Step {
           const u32 at = given + GROUP * FEATURES * 4 + feature + k * 4;
           keys[e][k] = k % 2 ? Element::high(c.keys[e][k / 2]) : Element::low(c.keys[e][k / 2]);
           cached[e][k] = k % 2 ? Element::high(c.values[e][k / 2]) : Element::low(c.values[e][k / 2]);
-          if (is_new) keys[e][k] = ts::ldsf(at), cached[e][k] = ts::ldsf(at + FEATURES * 4);
+          if (is_new) keys[e][k] = get_float(at), cached[e][k] = get_float(at + FEATURES * 4);
         }
       }
       load_cached(c, head, first + BATCH, end);
 #pragma unroll
       for (int g = 0; g < GROUP; ++g) {
         u32 q[2][4];
-        ts::lds_words(given + g * FEATURES * 4 + feature, q[0]);
-        ts::lds_words(given + g * FEATURES * 4 + feature + 16, q[1]);
+        lanes::get128(given + g * FEATURES * 4 + feature, q[0]);
+        lanes::get128(given + g * FEATURES * 4 + feature + 16, q[1]);
         float scores[EACH], now = most[g];
 #pragma unroll
         for (int e = 0; e < EACH; ++e) {
@@ -439,9 +428,9 @@ struct Step {
       const u32 to = merged + (warp * GROUP + g) * PART * 4;
       if (lane < OF_POSITION) {
 #pragma unroll
-        for (int k = 0; k < 8; k += 2) ts::sts64(to + feature + k * 4, values[g][k], values[g][k + 1]);
+        for (int k = 0; k < 8; k += 2) lanes::put_pair(to + feature + k * 4, values[g][k], values[g][k + 1]);
       }
-      if (lane == 0) ts::sts64(to + FEATURES * 4, most[g], sum[g]);
+      if (lane == 0) lanes::put_pair(to + FEATURES * 4, most[g], sum[g]);
     }
     lanes::all_together();
     for (int i = thread; i < GROUP * FEATURES / 2; i += THREADS) {
@@ -449,21 +438,20 @@ struct Step {
       float largest = NOTHING, total = 0, low = 0, high = 0;
 #pragma unroll
       for (int w = 0; w < WARPS; ++w) {
-        const float theirs = ts::ldsf(merged + ((w * GROUP + g) * PART + FEATURES) * 4);
+        const float theirs = get_float(merged + ((w * GROUP + g) * PART + FEATURES) * 4);
         largest = theirs > largest ? theirs : largest;
       }
 #pragma unroll
       for (int w = 0; w < WARPS; ++w) {
         const u32 at = merged + (w * GROUP + g) * PART * 4;
-        float theirs, of, a, b;
-        ts::lds64(at + FEATURES * 4, theirs, of);
-        ts::lds64(at + f * 4, a, b);
+            const float theirs = get_float(at + FEATURES * 4), of = get_float(at + FEATURES * 4 + 4);
+        const float a = get_float(at + f * 4), b = get_float(at + f * 4 + 4);
         const float weight = ts::ex2(theirs - largest);
         total += weight * of, low += weight * a, high += weight * b;
       }
       const float times = total > 0 ? 1.0f / total : 0.0f;
       store_word(words(layer, ATTENDED) + share * (QUERY / 2) + query * (FEATURES / 2) + f / 2, Element::pack(low * times, high * times), tag);
-      if (f == 0) store_word(words(layer, SUMS) + share * HEADS + query, ts::bits_of(total > 0 ? largest + log2f(total) : NOTHING), tag);
+      if (f == 0) store_word(words(layer, SUMS) + share * HEADS + query, ts::bits_of(total > 0 ? largest + ts::lg2(total) : NOTHING), tag);
     }
   }
   // The shares of attention together, staged.
@@ -478,8 +466,8 @@ struct Step {
         u64 parts[SPLITS], each[SPLITS];
 #pragma unroll
         for (int s = 0; s < SPLITS; ++s) {
-          parts[s] = load_word(of + s * (QUERY / 2) + i);
-          each[s] = load_word(sums + s * HEADS + head);
+          parts[s] = lanes::peek(of + s * (QUERY / 2) + i);
+          each[s] = lanes::peek(sums + s * HEADS + head);
         }
         float most = NOTHING, total = 0, low = 0, high = 0;
 #pragma unroll
@@ -500,21 +488,23 @@ struct Step {
 
   // ---- the whole
   TS_DEV void begin() {
-    if (thread < WARPS * SLOTS) ts::bar_init(base + BARRIERS + thread * 8, 1);
-    ts::bar_init_done();
+    if (thread < WARPS * SLOTS) lanes::begin_bar(base + BARRIERS + thread * 8);
     tag = p.epochs[block];
-    position = (int)*p.index;
-    if (*p.index < 0 || *p.index >= POSITIONS) lanes::give_up(p.record, NO_POSITION, block, POSITIONS, *p.index);
     limit = POSITIONS;
 #if MASKED
     int last = 0;  // of the positions that count; the rest of the cache is not read
     for (int s = thread; s < POSITIONS; s += THREADS)
       if (single(p.mask, s) > NOTHING) last = s + 1;
-    limit = __reduce_max_sync(~0u, last);
-    if (lane == 0) ts::sts32(base + PARTS + warp * 4, limit);
+    limit = last;
+#pragma unroll
+    for (int far = 16; far; far >>= 1) {
+      last = (int)lanes::across((float)limit, far);
+      limit = last > limit ? last : limit;
+    }
+    if (lane == 0) lanes::put32(base + PARTS + warp * 4, limit);
     lanes::all_together();
     for (int w = 0; w < WARPS; ++w) {
-      last = (int)ts::lds32(base + PARTS + w * 4);
+      last = (int)lanes::get32(base + PARTS + w * 4);
       limit = last > limit ? last : limit;
     }
     limit = limit > 1 ? limit : 1;
@@ -527,10 +517,12 @@ struct Step {
     for (; layer < LAYERS; ++layer) {
       ++tag;
       const StepLayer& l = p.layers[layer];
+      const int item = this->item();
+      const long long position = item < 0 ? 0 : *l.length;
       float rstd = normed(ROW, l.norm, PROJECT);
       u64* to = words(layer, PROJECTED);
       products<PROJECT>(0, none, [&](int row, float sum, float, float) { store_word(to + row, ts::bits_of(sum * rstd), tag); });
-      attend();
+      attend(item, position);
       const auto given = [&](int row) { return residual(ROW, row, OUTPUT); };
       float first = given(first_row(OUTPUT));
       attended();
@@ -556,6 +548,9 @@ struct Step {
       *(u16*)(p.out + row * 2ll) = (u16)Element::pack(sum * rstd, 0);
     });
     if (thread == 0) p.epochs[block] = tag;
+    // Whoever read a length has done its part of what this CTA was waiting for.
+    if (p.counted && block == 0)
+      for (int n = thread; n < LAYERS; n += THREADS) ++*p.layers[n].length;
   }
 };
 
