@@ -12,14 +12,14 @@
 // shares together.
 //
 // Compiled for WIDTH, HIDDEN, HEADS, KEY_HEADS, FEATURES (of a head), POSITIONS (of the cache), VOCABULARY, LAYERS, SPLITS
-// (of the cache), HEAD_NORMS, MASKED, SLOTS (of a warp's ring), TIMEOUT (ns), DELAYS, behind StepParams (step/kernel.py).
+// (of the cache), HEAD_NORMS, MASKED, WARPS (of a CTA), SLOTS (of a warp's ring), TIMEOUT (ns), DELAYS, behind StepParams (step/kernel.py).
 #pragma once
 #include "lanes.cuh"
 #include "math.cuh"
 
 using Element = ts::bf16;
 
-constexpr int WARPS = 16, LANES = 32, THREADS = WARPS * LANES;
+constexpr int LANES = 32, THREADS = WARPS * LANES;
 constexpr int QUERY = HEADS * FEATURES, KEYS = KEY_HEADS * FEATURES, QKV = QUERY + 2 * KEYS;
 constexpr int GROUP = HEADS / KEY_HEADS, PIECE = 1024, SLOT = PIECE * 2;
 enum { PROJECT, ATTEND, OUTPUT, GATE, DOWN, HEAD };  // stages: five of a layer, and one
@@ -30,7 +30,7 @@ constexpr u32 RINGS = WARPS * SLOTS * SLOT, BARRIERS = RINGS + 2 * STAGED * 4, P
 constexpr int ROW = 0, PROJECTED = ROW + WIDTH, ATTENDED = PROJECTED + QKV, SUMS = ATTENDED + SPLITS * QUERY / 2,
               MIDDLE = SUMS + SPLITS * HEADS + (SPLITS * HEADS & 1), GATED = MIDDLE + WIDTH;
 static_assert(GATED + HIDDEN == WORDS && PARTS + 2 * WARPS * 4 == SHARED_BYTES && STAGED % 8 == 0);
-static_assert(FEATURES % 64 == 0 && FEATURES <= 256 && GROUP <= 8 && WIDTH % 8 == 0 && HIDDEN % 8 == 0);
+static_assert(FEATURES % 64 == 0 && FEATURES <= 256 && GROUP <= 8 && GROUP + 2 <= WARPS && WIDTH % 8 == 0 && HIDDEN % 8 == 0);
 constexpr float LOG2_E = 1.44269504f, NOTHING = -3.0e38f;  // below every score
 
 TS_DEV u32 tag_of(u64 v) { return (u32)(v >> 32); }

@@ -11,7 +11,7 @@ from tilestream.kernels.kernel import LOST, NO_ROW, Frame, Launchable, halves
 from tilestream.kernels.operators.lanes import WORDS, text_of
 from tilestream.kernels.parts.params import TIMEOUT_NS, Field, Struct, pointers
 from tilestream.kernels.parts.source import BesideSource, Call, Space
-from tilestream.kernels.step.shape import WARPS, WEIGHTS, Shape
+from tilestream.kernels.step.shape import WEIGHTS, Shape
 
 NAME = "tilestream_step"
 MOST_CTAS = 1024
@@ -63,7 +63,7 @@ class StepKernel(Launchable):
 
     @property
     def frame(self) -> Frame:
-        return Frame(1, "as many as SMs", 32 * WARPS, 1, 0, True, WORDS, host_lanes=32 * WARPS)
+        return Frame(1, "as many as SMs", 32 * self.shape.warps, 1, 0, True, WORDS, host_lanes=32 * self.shape.warps)
 
     @property
     def space(self) -> Space:

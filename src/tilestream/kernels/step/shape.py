@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 WARPS = 16
+"""Of a CTA."""
 SLOT_BYTES = 2048
 """Of a piece of a row of weights."""
 MOST_SLOTS = 8
@@ -23,6 +24,7 @@ class Shape:
 
     Args:
         head_norms: whether every head of queries and keys has a norm. masked: whether scores have a mask added.
+        warps: of a CTA, a power of two.
     """
 
     layers: int
@@ -35,6 +37,7 @@ class Shape:
     vocabulary: int
     head_norms: bool = False
     masked: bool = True
+    warps: int = WARPS
 
     @property
     def refusal(self) -> str:
@@ -58,19 +61,19 @@ class Shape:
     def staged(self) -> int:
         """Floats of a staged row; attention puts its parts together in the same place."""
         group = self.heads // self.key_heads
-        merge = WARPS * group * (self.features + 2)
+        merge = self.warps * group * (self.features + 2)
         rows = (self.width, self.hidden, self.heads * self.features, merge, (group + 2) * self.features)
         return -(-max(rows) // 8) * 8
 
     @property
     def slots(self) -> int:
         """Pieces of weights that a warp has under way."""
-        room = SHARED_BYTES - 8 * self.staged - 8 * WARPS
-        return min(MOST_SLOTS, room // (WARPS * (SLOT_BYTES + 8)))
+        room = SHARED_BYTES - 8 * self.staged - 8 * self.warps
+        return min(MOST_SLOTS, room // (self.warps * (SLOT_BYTES + 8)))
 
     @property
     def shared_bytes(self) -> int:
-        return WARPS * self.slots * (SLOT_BYTES + 8) + 8 * self.staged + 8 * WARPS
+        return self.warps * self.slots * (SLOT_BYTES + 8) + 8 * self.staged + 8 * self.warps
 
     @property
     def words(self) -> int:
