@@ -45,11 +45,55 @@ def test_values(name: str) -> None:
         torch.testing.assert_close(mine.float(), theirs.float(), rtol=2e-2, atol=2e-2)
 
 
-@pytest.mark.parametrize("name", CASES)
+@gxx
+def test_delays_change_no_bit_and_lengths_are_counted() -> None:
+    shape, place = CASES["no mask"]
+    first, second = made_up(shape, place), made_up(shape, place)
+    kernel = StepKernel(shape, timeout_ns=PATIENT)
+    plain = on_host(first, kernel, 5, steps=3)
+    delayed = on_host(second, replace(kernel, delays=True), 6, steps=3)
+    for a, b in zip([*plain, *first.caches], [*delayed, *second.caches], strict=True):
+        assert torch.equal(a, b)
+    assert {int(n) for n in (*first.lengths, *second.lengths)} == {place + 3}
+    assert not torch.equal(plain[0], plain[1])
+
+
+@gxx
+def test_lanes_do_not_race() -> None:
+    shape, place = CASES["two shares of the cache"]
+    (logits,) = on_host(made_up(shape, place), StepKernel(shape, timeout_ns=PATIENT), 4, HostRun(sanitize=True))
+    assert torch.isfinite(logits).all()
+
+
+@gxx
+def test_a_wait_that_expires_says_who_waited_for_what() -> None:
+    shape, place = CASES["no mask"]
+    lost = Mutation("step.cuh", "x + sum), tag);", "x + sum), row == 5 ? 0 : tag);")
+    with pytest.raises(QueueTimeout, match="waited for value 5 that gate and up of layer 0 reads"):
+        on_host(made_up(shape, place), StepKernel(shape, timeout_ns=8_000_000_000), 4, HostRun(mutations=(lost,)))
+
+
+@gxx
+def test_a_position_behind_the_cache() -> None:
+    shape, _ = CASES["no mask"]
+    given = made_up(shape, shape.positions)
+    with pytest.raises(InputError, match="position 40 of a cache of 40"):
+        on_host(given, StepKernel(shape, timeout_ns=2_000_000_000), 4)
+
+
+MODELS = {
+    "SmolLM-135M": Shape(30, 576, 1536, 9, 3, 64, 512, 49152),
+    "Qwen3-0.6B": Shape(28, 1024, 3072, 16, 8, 128, 512, 151936, head_norms=True),
+    "Llama-3.2-1B": Shape(16, 2048, 8192, 32, 8, 64, 512, 128256),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
 def test_compiles(name: str) -> None:
-    kernel = StepKernel(CASES[name][0])
+    kernel = StepKernel(MODELS[name])
+    assert not kernel.shape.refusal
     try:
         report = compile_text(kernel.text, NAME, kernel.shape.shared_bytes)
     except CompileError as missing:
         pytest.skip(missing.cause)
-    assert report.registers <= 128
+    assert report.registers <= 128 and report.spills < 400

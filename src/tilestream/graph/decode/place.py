@@ -7,6 +7,7 @@ from torch import fx
 
 from tilestream.graph.decode.op import STEP
 from tilestream.graph.decode.site import Site
+from tilestream.graph.nodes import Unsupported
 from tilestream.graph.rewrites.insert import call
 from tilestream.graph.settled import settle
 
@@ -17,6 +18,9 @@ def place(owner: fx.GraphModule, site: Site) -> None:
     """Compute the logits of ``site`` by one operator, which writes the caches, and counts, itself.
 
     ``owner`` is changed in place.
+
+    Raises:
+        Unsupported: something else of the step is read too, and would be computed twice.
     """
     node = site.logits
     operands = [site.row, site.cos, site.sin, site.mask, site.weights, site.caches, site.lengths]
@@ -30,3 +34,7 @@ def place(owner: fx.GraphModule, site: Site) -> None:
     for copy in (*written, *site.counts):
         owner.graph.erase_node(copy)
     settle(owner)
+    left = set(owner.graph.nodes)
+    for update in site.updates:
+        if update in left:
+            raise Unsupported("something behind the step reads its caches", update)

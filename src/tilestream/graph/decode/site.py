@@ -195,14 +195,14 @@ def _layer(out: fx.Node) -> tuple[fx.Node, _Layer]:
     middle, down = _residual(out, lambda n: packet(_peeled(n)) is aten.mul)
     gated, weights["down"] = down
     gate, up = _either(gated, lambda n: packet(_peeled(n)) is aten.silu)
-    (gate,) = _peeled(gate).all_input_nodes
+    gate = _only(_peeled(gate))
     x, weights["gate"] = _product(gate)
     other, weights["up"] = _product(up)
     normed, weights["middle_norm"], eps = _norm(x)
     if _norm(other)[0] is not normed or normed is not _peeled(middle):
         raise Unsupported("gate and up do not read the same row, that of the residual", gate)
     x, (attended, weights["output"]) = _residual(middle, lambda n: packet(_peeled(n)) is operator.getitem)
-    (attention,) = _peeled(attended).all_input_nodes
+    attention = _only(_peeled(attended))
     if not is_attention(attention):
         raise Unsupported("what the output projection reads is no fused attention", attention)
     given = given_to(attention)
@@ -262,7 +262,7 @@ def _product(node: fx.Node) -> tuple[fx.Node, fx.Node]:
     elif packet(made) is aten.mm:
         x, weight = made.args
         if packet(weight) in (aten.t, aten.permute, aten.transpose):  # pyright: ignore[reportArgumentType]
-            (weight,) = weight.all_input_nodes  # pyright: ignore[reportAttributeAccessIssue]
+            weight = _only(weight)
         else:
             raise Unsupported("the weight of a product does not lie as [outputs, inputs]", made)
     else:
@@ -280,13 +280,13 @@ def _norm(node: fx.Node) -> tuple[fx.Node, fx.Node, float]:
     wide, rstd = _either(_cast(x), lambda n: packet(_peeled(n)) is not aten.rsqrt)
     if packet(rstd) is not aten.rsqrt:
         raise Unsupported("no reciprocal root where a norm is wanted", x)
-    (sum_,) = rstd.all_input_nodes
+    sum_ = _only(rstd)
     if packet(sum_) is not aten.add or not isinstance(sum_.args[1], float):
         raise Unsupported("no epsilon where a norm is wanted", rstd)
-    (mean,) = sum_.all_input_nodes
+    mean = _only(sum_)
     if packet(mean) is not aten.mean or list(mean.args[1]) not in ([-1], [len(_shape(mean)) - 1]):  # pyright: ignore
         raise Unsupported("no mean over features where a norm is wanted", mean)
-    (square,) = mean.all_input_nodes
+    square = _only(mean)
     is_square = (packet(square) is aten.pow and square.args[1] == 2) or (
         packet(square) is aten.mul and square.args[0] is square.args[1]
     )
@@ -331,7 +331,7 @@ def _update(node: fx.Node) -> fx.Node:
     """The write into a cache, of keys or values that attention reads, each head perhaps several times."""
     found = _peeled(node)
     while packet(found) in (aten.expand, *SAME):
-        (found,) = found.all_input_nodes[:1]
+        found = _only(found)
     if packet(found) is not aten.index_copy or found.args[1] not in (2, -2):
         raise Unsupported("attention does not read a static cache that the token was copied into", found)
     seen, kept = _shape(node), _shape(found)
@@ -346,10 +346,10 @@ def _repeats(node: fx.Node, single: fx.Node) -> bool:
     """Whether each head of ``single`` comes several times, one behind the other."""
     _, heads, positions, features = _shape(single)
     while packet(node) in SAME and packet(node) is not aten.unsqueeze:
-        (node,) = node.all_input_nodes[:1]
+        node = _only(node)
     if packet(node) is not aten.expand:
         return False
-    (before,) = node.all_input_nodes
+    before = _only(node)
     wide = _shape(node)
     return (
         packet(before) is aten.unsqueeze
@@ -361,7 +361,7 @@ def _repeats(node: fx.Node, single: fx.Node) -> bool:
 def _narrow(mask: fx.Node) -> fx.Node:
     """A mask before it was repeated for heads."""
     while packet(mask) in (aten.expand, *SAME):
-        (mask,) = mask.all_input_nodes[:1]
+        mask = _only(mask)
     return mask
 
 
@@ -406,6 +406,13 @@ def _cast(node: Any) -> fx.Node:
     while packet(node) is aten._to_copy:
         node = _peeled(node.all_input_nodes[0])
     return node
+
+
+def _only(node: Any) -> fx.Node:
+    """The one tensor that a node is computed of."""
+    if not isinstance(node, fx.Node) or len(node.all_input_nodes) != 1:
+        raise Unsupported("an operator of one tensor is wanted", node if isinstance(node, fx.Node) else None)
+    return node.all_input_nodes[0]
 
 
 def _either(node: fx.Node, is_first: Callable[[fx.Node], bool]) -> tuple[fx.Node, fx.Node]:

@@ -11,7 +11,7 @@ SLOT_BYTES = 2048
 MOST_SLOTS = 8
 SHARED_BYTES = 227 * 1024
 SHARE, MOST_SPLITS = 128, 8
-"""Positions of the cache that a CTA should have at least, and the most shares: whoever needs attention reads them all."""
+"""Positions of the cache that a CTA should have at least, and the most shares: who needs attention reads all."""
 MOST_GROUP, MOST_LAYERS = 8, 256
 
 WEIGHTS = ("norm", "query", "key", "value", "query_norm", "key_norm", "output", "middle_norm", "gate", "up", "down")
@@ -88,6 +88,11 @@ class Shape:
         query, keys = self.heads * self.features, self.key_heads * self.features
         layer = self.width * (2 * query + 2 * keys + 3 * self.hidden + 2)
         return 2 * (self.layers * layer + self.vocabulary * self.width + self.width)
+
+    @property
+    def least_ctas(self) -> int:
+        """CTAs that attention alone needs at once."""
+        return self.key_heads * self.splits
 
     @property
     def hand_overs(self) -> int:
