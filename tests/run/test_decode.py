@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from static_decoders import Decoder
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from benchmarks.lib.static_decoders import Decoder
 from tilestream.graph.decode import STEP
 from tilestream.run import inductor
 from tilestream.run.backend import tilestream
@@ -104,3 +104,26 @@ def test_what_is_no_step_runs_as_before(module: Any, compiled_graphs: list[Any])
     for mine, theirs in zip(pytree.tree_leaves(got), pytree.tree_leaves(want), strict=True):
         assert error(mine, theirs.double()) < 2e-2
     assert not is_step(compiled_graphs)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["Llama", "Qwen3"])
+def test_models_of_transformers(kind: str, compiled_graphs: list[Any]) -> None:
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{kind}Config")(
+        hidden_size=64, intermediate_size=72, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        head_dim=64, vocab_size=96, max_position_embeddings=64,
+    )  # fmt: skip
+    ours = getattr(transformers, f"{kind}ForCausalLM")(config).bfloat16().eval()
+    eager, exact = copy.deepcopy(ours), copy.deepcopy(ours).double()
+    prompt, token = torch.randint(96, (1, 5)), torch.tensor([[7]])
+
+    def behind_prompt(module: Any, call: Any) -> Tensor:
+        cache = transformers.StaticCache(config=config, max_cache_len=24)
+        module(prompt, past_key_values=cache)
+        return call(token, past_key_values=cache).logits
+
+    got, plain, want = behind_prompt(ours, compiled(ours)), behind_prompt(eager, eager), behind_prompt(exact, exact)
+    assert error(got, want) <= 2 * error(plain, want)
+    assert is_step(compiled_graphs)

@@ -155,7 +155,7 @@ class Whole:
 
             def run() -> Any:
                 if counted:  # a cache that fills up, call by call, would be full
-                    torch._foreach_copy_(counted, first)
+                    torch._foreach_copy_(counted, first)  # pyright: ignore[reportPrivateImportUsage]
                 return made[candidate.strategy](list(values))
 
             return run

@@ -79,7 +79,7 @@ def site_of(graph: fx.Graph) -> Site:
         layers.insert(0, layer)
     if not layers:
         raise Unsupported("no decoder layer in front of the last norm", logits)
-    common = {"eps": eps} | layers[0].shared
+    common: dict[str, Any] = {"eps": eps} | layers[0].shared
     for layer in layers:
         if not all(_is_same(common[name], v) for name, v in layer.shared.items()):
             raise Unsupported("layers differ in more than their weights", logits)
@@ -254,7 +254,7 @@ def _residual(out: fx.Node, is_input: Callable[[fx.Node], bool]) -> tuple[fx.Nod
     raise Unsupported("a residual has no product that belongs to it", added)
 
 
-def _product(node: fx.Node) -> tuple[fx.Node, fx.Node]:
+def _product(node: Any) -> tuple[fx.Node, fx.Node]:
     """Input and weight [outputs, inputs] of a product without bias."""
     made = _peeled(node)
     if packet(made) is aten.linear and len(made.args) == 2:
@@ -272,7 +272,7 @@ def _product(node: fx.Node) -> tuple[fx.Node, fx.Node]:
     return x, weight  # pyright: ignore[reportReturnType]
 
 
-def _norm(node: fx.Node) -> tuple[fx.Node, fx.Node, float]:
+def _norm(node: Any) -> tuple[fx.Node, fx.Node, float]:
     """Input, weight and epsilon of an RMSNorm: ``w * (x * rsqrt(mean(x ** 2) + eps))``, x in float32."""
     x, weight = _either(node, lambda n: packet(_cast(n)) is aten.mul)
     if weight.op != "placeholder":
@@ -396,7 +396,8 @@ def _is_no_move(node: fx.Node) -> bool:
         return _shape(node) == _shape(node.args[0])
     if of is not aten.transpose:
         return False
-    first, second = sorted(d % len(_shape(node)) for d in node.args[1:])  # pyright: ignore[reportOperatorIssue]
+    dims: Any = node.args[1:]
+    first, second = sorted(d % len(_shape(node)) for d in dims)
     return sum(n != 1 for n in _shape(node)[first : second + 1]) <= 1
 
 
@@ -415,7 +416,7 @@ def _only(node: Any) -> fx.Node:
     return node.all_input_nodes[0]
 
 
-def _either(node: fx.Node, is_first: Callable[[fx.Node], bool]) -> tuple[fx.Node, fx.Node]:
+def _either(node: Any, is_first: Callable[[fx.Node], bool]) -> tuple[fx.Node, fx.Node]:
     """Both operands of a node, the one that is of a kind first."""
     made = _peeled(node)
     if len(made.args) < 2 or not all(isinstance(a, fx.Node) for a in made.args[:2]):

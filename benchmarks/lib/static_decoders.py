@@ -78,7 +78,7 @@ class Decoder(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         x = self.embedding(ids)
-        at = torch.arange(1, device=ids.device) + self.layers[0].length
+        at = torch.arange(1, device=ids.device) + self.layers[0].length  # pyright: ignore[reportOperatorIssue]
         frequency = 10000.0 ** -(torch.arange(0, self.features, 2, device=ids.device) / self.features)
         angle = torch.cat([at[:, None] * frequency] * 2, -1)[None]
         cos, sin = (f(angle).to(x.dtype).unsqueeze(1) for f in (torch.cos, torch.sin))
