@@ -3,7 +3,7 @@
     python examples/generate.py                          SmolLM-135M's shape, 64 tokens behind 16, greedy
     python examples/generate.py --layers 2 --width 128 --heads 2 --key-heads 1 --vocabulary 500 --tokens 4
 
-Wants transformers; weights are random, nothing is downloaded, and the "text" is numbers of tokens. Without a GPU of ours
+Wants transformers; weights are random, nothing is downloaded, and the "text" is numbers. Without a GPU of ours
 the step is computed by what its operator means, in PyTorch.
 """
 
