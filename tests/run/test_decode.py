@@ -7,13 +7,17 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from benchmarks.lib.static_decoders import Decoder
+from tilestream.devices import H200
 from tilestream.graph.decode import STEP
-from tilestream.run import inductor
+from tilestream.kernels.step.shape import Shape
+from tilestream.options import Options
+from tilestream.run import inductor, whole
 from tilestream.run.backend import tilestream
+from tilestream.run.target import Target
 
 OPTIONS = {"target": "reference", "decode_step": True}
 
@@ -127,3 +131,19 @@ def test_models_of_transformers(kind: str, compiled_graphs: list[Any]) -> None:
     got, plain, want = behind_prompt(ours, compiled(ours)), behind_prompt(eager, eager), behind_prompt(exact, exact)
     assert error(got, want) <= 2 * error(plain, want)
     assert is_step(compiled_graphs)
+
+
+@pytest.mark.parametrize(("times_us", "taken"), [((400, 900, 1500), 0), ((950, 900, 1500), 1), ((1600, 1590, 1500), 2)])
+def test_the_fastest_of_three_graphs_runs(
+    times_us: tuple[float, ...], taken: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graphs = [fx.symbolic_trace(nn.Identity()) for _ in range(3)]
+    step, streamed, plain = graphs
+    shape = Shape(30, 576, 1536, 9, 3, 64, 512, 49152)
+    monkeypatch.setattr(whole, "Timer", lambda *_: lambda candidates: list(times_us))
+    monkeypatch.setattr(whole.Whole, "measures", lambda _: True)
+    target = Target("cuda", torch.device("cpu"), H200)
+    choice = whole.Whole(Options(cache=False), target, {"of": times_us}, [], [])
+    found = choice.choose(streamed, plain, lambda graph, **_: graph, [], {"is_inference": True}, (step, shape))
+    assert found is graphs[taken]
+    assert whole.wholes()[-1].without_us == 1500

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from tilestream.cuda.again import Again
 from tilestream.cuda.cache import compiled
 from tilestream.cuda.driver import PreparedLaunch
 from tilestream.cuda.one_launch import Launch
+from tilestream.errors import InputError
 from tilestream.graph.decode import shape_of
 from tilestream.graph.decode.op import names_of
 from tilestream.kernels.step.kernel import StepKernel
@@ -28,7 +30,8 @@ def step(
     """The logits of a step; arguments as ``graph.decode.op.step``. Caches and lengths are written in place.
 
     Raises:
-        InputError: an earlier step was at a position that its cache has not; the context is lost.
+        InputError: an earlier step was at a position that its cache has not, and the context is lost; or weights or
+            caches do not start on 16 bytes.
         QueueTimeout: a wait of an earlier step expired.
     """
     shape = shape_of(row, cos, mask, weights, caches)
@@ -66,10 +69,14 @@ class Loaded:
         return out
 
     def _prepared(self, key: tuple[int | float, ...], stream: int, capture: int) -> list[PreparedLaunch]:
-        return self.launch.prepare({}, 1, stream, capture, values_of(self.kernel.shape, key))
+        values = values_of(self.kernel.shape, key)
+        bulk = [a for layer in values["layers"] for name, a in layer.items() if name != "length"]
+        if any(address % 16 for address in (*bulk, values["head"])):
+            raise InputError("weights or caches of a decode step do not start on 16 bytes", "copy them: t.clone()")
+        return self.launch.prepare({}, 1, stream, capture, values)
 
 
-def values_of(shape: Shape, key: Sequence[int | float]) -> dict[str, object]:
+def values_of(shape: Shape, key: Sequence[int | float]) -> dict[str, Any]:
     """The kernel's argument from addresses and numbers, in the order of ``Loaded``."""
     names = names_of(shape.head_norms)
     row, cos, sin, out, *rest = key
