@@ -97,6 +97,20 @@ def test_hugging_face(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mo
 
 
 @compiles
+def test_generate(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    pytest.importorskip("transformers", reason="transformers is not installed (pip install 'tilestream[models]')")
+    words = "--layers 2 --width 128 --heads 2 --key-heads 1 --vocabulary 500 --tokens 4"
+    run("generate.py", words, monkeypatch)
+    assert re.search(r"4 tokens: [01]\.\d\d % off eager, (75|100)% of the tokens", capsys.readouterr().out)
+
+
+def test_generate_without_transformers(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(SystemExit, match=r"this example needs transformers .*pip install 'tilestream\[models\]'"):
+        run("generate.py", "", monkeypatch)
+
+
+@compiles
 @pytest.mark.parametrize("words", ["", "--pyg"])
 def test_train_gnn(words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
     if words:

@@ -35,10 +35,10 @@ class Again:
 
     def __init__(self, device_index: int, most: int) -> None:
         self._device, self._most = device_index, most
-        self._launches: dict[tuple[int, ...], Sequence[Prepared]] = {}
-        self._graphs: dict[tuple[int, ...], LaunchGraph] = {}
+        self._launches: dict[tuple[int | float, ...], Sequence[Prepared]] = {}
+        self._graphs: dict[tuple[int | float, ...], LaunchGraph] = {}
 
-    def enqueue(self, key: tuple[int, ...], stream: int, prepare: Callable[[int], Sequence[Prepared]]) -> None:
+    def enqueue(self, key: tuple[int | float, ...], stream: int, prepare: Callable[[int], Sequence[Prepared]]) -> None:
         """Enqueue what ``prepare`` makes, on ``stream``, torch's current one.
 
         Args:

@@ -23,6 +23,7 @@ from tilestream.graph.rewrites.operators import SEGMENT_REDUCE, SEGMENTS
 from tilestream.graph.rewrites.sorted_sums import COUNTED
 from tilestream.graph.selection import Cut, Partition
 from tilestream.graph.tails import Tail
+from tilestream.kernels.step.shape import Shape
 from tilestream.options import Options
 from tilestream.plan import chain_choice
 from tilestream.plan.borders import saved_us
@@ -38,6 +39,7 @@ from tilestream.plan.tails import all_promising
 from tilestream.plan.turned import turned
 from tilestream.run import ahead, edge_networks, gradients, prepare, tails
 from tilestream.run.chain_calls import ChainCalls
+from tilestream.run.decode import stepped
 from tilestream.run.depthwise import take_depthwise
 from tilestream.run.interaction import stream_interactions
 from tilestream.run.masked_attention import stream_masked
@@ -76,6 +78,8 @@ class Compilation:
     rewritten: bool = False
     is_part: bool = False
     masked: int = 0
+    step: tuple[fx.GraphModule, Shape] | None = None
+    """An inference graph whose decode step is one operator."""
 
     def __post_init__(self, inputs: Sequence[Any]) -> None:
         self._planned = self.options
@@ -149,6 +153,16 @@ class Compilation:
         self.rewritten = self.rewritten or any(n.target in ours or COUNTED in n.meta for n in graph.graph.nodes)
         return bool(self.plans or self.beside or self.rewritten or self.masked)
 
+    def stream_step(self, graph: fx.GraphModule) -> bool:
+        """Whether a graph of inference is a decode step, and is all ours: the reference machine was asked for. On a GPU
+        it is one of the ways that ``choose`` compares."""
+        self.step = None
+        if not self.options.decode_step or not (self.target.kind == "reference" or self._whole().measures()):
+            return False
+        with announced("the decode step is not one kernel", self.options.fallback):
+            self.step = stepped(graph, self.target)
+        return self.step is not None and self.target.kind == "reference"
+
     def stream_joint(self, graph: fx.GraphModule) -> None:
         """Put our operators in the place of the interactions of a joint graph, before it is cut."""
         made = stream_interactions(graph, True, self.options, self.target)
@@ -190,10 +204,10 @@ class Compilation:
         Interactions of training are in both, and where there are no regions sorted sums alone are not asked about: they
         were predicted to pay, but for the host, which counts where a model is cut.
         """
-        has_ours = bool(self.plans or self.masked)
+        has_ours = bool(self.plans or self.masked or self.step)
         if self.rewritten and not has_ours and not (self.is_part and kwargs.get("is_inference") and _sums(streamed)):
             return compiled(streamed)
-        return self._whole().choose(streamed, plain, compiled, inputs, kwargs)
+        return self._whole().choose(streamed, plain, compiled, inputs, kwargs, self.step)
 
     def keep(self, training: bool) -> None:
         """Note that the graph's regions are all there is to it."""

@@ -137,7 +137,9 @@ def _inner(
     with young_only(), config.patch(use_joint_graph_passes=joint_passes):
         streamed = copied(gm)
         with config.patch(ALONE):
-            taken = compilation.stream(streamed, kwargs)
+            if inference and compilation.stream_step(gm):
+                return _stepped(compilation, inputs, kwargs)
+            taken = compilation.stream(streamed, kwargs) or compilation.step is not None
         if compilation.target.kind == "cuda" and not backward:
             taken = taken or epilogues.would_fuse(streamed, compilation.patches, linears=inference)
             if inference and not taken:
@@ -180,6 +182,14 @@ def _inner(
             chosen = compiled_plainly()
         _set_output_strides(next((strides for code, strides in made if code is chosen), ()))
         return chosen
+
+
+def _stepped(compilation: Compilation, inputs: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """The compiled graph of a decode step that is one operator, which nothing is compared with."""
+    assert compilation.step is not None
+    code, strides = compile_inner(compilation.step[0], inputs, kwargs)
+    _set_output_strides(strides)
+    return code
 
 
 def compile_inner(gm: fx.GraphModule, inputs: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, list[Any]]:

@@ -27,11 +27,14 @@ from torch import fx
 from tilestream.errors import PlanError
 from tilestream.graph.capture import boxed
 from tilestream.graph.real import real
+from tilestream.graph.rewrites.shared_keys import given_to
 from tilestream.graph.sizes import hint
+from tilestream.kernels.step.shape import Shape
 from tilestream.options import Options
 from tilestream.plan import margins
-from tilestream.plan.candidates import FALLBACK, Candidate, Plan
+from tilestream.plan.candidates import FALLBACK, Candidate, Plan, time_of
 from tilestream.plan.chooser import Question, Time, choose
+from tilestream.plan.decode import predicted_us
 from tilestream.plan.gradients import STRATEGY
 from tilestream.plan.shown import total_us
 from tilestream.run import fallback, prepare, timing
@@ -42,7 +45,7 @@ from tilestream.run.timer import Timer, Trial
 
 log = logging.getLogger(__name__)
 
-STREAMED, EAGER = "with its regions", "by eager's kernels"
+STREAMED, EAGER, STEP = "with its regions", "by eager's kernels", "decode step"
 ENOUGH = "not timed: what its regions gain is enough"
 PAID = "not timed: regions gain more than Inductor saves by fusing over their borders"
 
@@ -129,11 +132,13 @@ class Whole:
         compiled: Callable[..., Any],
         fakes: Sequence[Any],
         kwargs: Mapping[str, Any],
+        step: tuple[fx.GraphModule, Shape] | None = None,
     ) -> Any:
         """The compiled graph that runs.
 
         Args:
             streamed, plain: the graph with and without regions, not decomposed.
+            step: the graph as a decode step that is one kernel, if it is one: then it, regions and Inductor are timed.
             compiled: compiles one of them, with changes to Inductor's arguments; ``by_eager``: into calls of eager's
                 kernels.
             fakes: the graph's arguments as fake tensors and symbolic sizes.
@@ -147,17 +152,32 @@ class Whole:
         with_host = self.is_part and not trees
         bare: dict[str, Any] = {"cudagraphs": _no_cudagraphs()} if trees else {}
         ways = {STREAMED: (streamed, False), EAGER: (plain, True), FALLBACK: (plain, False)}
+        if step is not None:
+            ways[STEP] = (step[0], False)
         made: dict[str, Any] = {}
         values = cache(lambda: self._arguments(streamed, fakes))
         gain_us = sum(plan.gain_us for plan in self.plans) + self.beside_us
 
+        counters = [k for k, n in enumerate(streamed.graph.find_nodes(op="placeholder")) if _counts(n)]
+
         def call(candidate: Candidate, values: Sequence[Any]) -> Callable[[], Any]:
-            return lambda: made[candidate.strategy](list(values))
+            counted = [values[k] for k in counters]
+            first = [t.clone() for t in counted]
+
+            def run() -> Any:
+                if counted:  # a cache that fills up, call by call, would be full
+                    torch._foreach_copy_(counted, first)  # pyright: ignore[reportPrivateImportUsage]
+                return made[candidate.strategy](list(values))
+
+            return run
 
         def is_clear(us: float | None) -> bool:
             return us is not None and not self._is_tuned and not with_host and gain_us >= self._clear() * us
 
         def order(candidates: Sequence[Candidate], time: Time) -> Sequence[Candidate]:
+            if step is not None:
+                made.update((c.strategy, compiled(ways[c.strategy][0], **bare)) for c in candidates)
+                return time(candidates, candidates)
             ours, *eager, other = candidates
             made[STREAMED] = compiled(streamed, **bare)
             if kind[2] and not with_host and is_clear(self._at_most_us(lambda: call(ours, values()))):
@@ -177,29 +197,42 @@ class Whole:
             return [ours, *(_unless_clear(c, other.measured_us) for c in eager), other]
 
         timer = Timer(Trial("whole graph", values, call, with_host=with_host), self.target)
-        by_eager = not kind[2] and fallback.calls_eager()
-        found = choose(self._question(streamed, order, with_host, by_eager), self.options, timer)
+        by_eager = step is None and not kind[2] and fallback.calls_eager()
+        found = choose(self._question(streamed, order, with_host, by_eager, step), self.options, timer)
         taken = found.chosen.strategy
-        times = (found.candidates[0].measured_us, found.fallback.measured_us)
+        others = (c for c in found.candidates if c.usable and c.strategy != EAGER)
+        best = min(others, key=time_of, default=found.candidates[0])
+        times = (best.measured_us, found.fallback.measured_us)
         _wholes.append(WholeTiming(*kind, gain_us, *times, found.chosen.measured_us if taken == EAGER else None))
         if trees or taken not in made or taken == EAGER:
             graph, calls = ways[taken]
             return compiled(graph, by_eager=True) if calls else compiled(graph)
         return made[taken]
 
-    def _question(self, streamed: fx.GraphModule, order: Order, with_host: bool, by_eager: bool) -> Question:
+    def _question(
+        self,
+        streamed: fx.GraphModule,
+        order: Order,
+        with_host: bool,
+        by_eager: bool,
+        step: tuple[fx.GraphModule, Shape] | None = None,
+    ) -> Question:
         def decides() -> list[Any]:
             held = [n.meta.get("val") for n in streamed.graph.find_nodes(op="placeholder")]
             shapes = [
                 [str(x) for x in (*v.shape, *v.stride(), v.dtype, v.device)] if isinstance(v, torch.Tensor) else str(v)
                 for v in held
             ]
-            return ["whole graph", streamed.code, shapes, str(sorted(self.patches.items())), with_host, by_eager]
+            asked = ["whole graph", streamed.code, shapes, str(sorted(self.patches.items())), with_host, by_eager]
+            return [*asked, *([STEP] if step else [])]
 
         ours, other = Candidate(STREAMED, None, None, operator="Inductor's code"), Candidate(FALLBACK, None, None)
-        eager = [Candidate(EAGER, None, None, operator="Inductor's calls")] * by_eager
+        more = [Candidate(EAGER, None, None, operator="Inductor's calls")] * by_eager
+        if step is not None:
+            us = predicted_us(step[1], self.target.hardware)
+            more.append(Candidate(STEP, None, us, operator="one kernel"))
         return Question(
-            "whole graph", 0, self.target.hardware, decides, lambda: (ours, *eager, other),
+            "whole graph", 0, self.target.hardware, decides, lambda: (ours, *more, other),
             margin=margins.MARGIN_WHOLE, order=order,
         )  # fmt: skip
 
@@ -297,11 +330,25 @@ def _alike(original: Any, fake: torch.Tensor) -> bool:
     )
 
 
+def _counts(node: fx.Node) -> bool:
+    """Whether an argument is a number that the graph writes, as how full a cache is."""
+    fake = node.meta.get("val")
+    return isinstance(fake, torch.Tensor) and fake.dtype == torch.int64 and fake.dim() == 0 and is_written(node)
+
+
+def _writes(user: fx.Node, node: fx.Node) -> bool:
+    """Whether a call that writes some of its arguments writes this one."""
+    given = given_to(user)
+    arguments = user.target._schema.arguments  # pyright: ignore[reportAttributeAccessIssue, reportFunctionMemberAccess]
+    written = [given.get(a.name) for a in arguments if a.alias_info and a.alias_info.is_write]
+    return any(node is w or (isinstance(w, (list, tuple)) and node in w) for w in written)
+
+
 def is_written(node: fx.Node) -> bool:
     """Whether the graph writes into this argument, or into a view of it."""
     for user in node.users:
         schema = getattr(user.target, "_schema", None)
-        if schema is not None and schema.is_mutable:
+        if schema is not None and schema.is_mutable and _writes(user, node):
             return True
         if schema is not None and any(r.alias_info is not None for r in schema.returns) and is_written(user):
             return True

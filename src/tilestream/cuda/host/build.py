@@ -198,7 +198,7 @@ def runner(
     """
     frame = kernel.frame
     if frame.host_lanes:
-        return in_lanes(source, ctas[0], frame.host_lanes, options)
+        return in_lanes(source, ctas[0], frame.host_lanes, options, frame.together)
     program = compile_for_host(source, options)
     return partial(execute, program, source=source, ctas=ctas, options=options, warpgroups=frame.warpgroups)
 
@@ -331,7 +331,7 @@ def compile_for_host(source: Source, options: HostRun) -> Path:
 
 
 def in_lanes(
-    source: Source, ctas: int, threads: int, options: HostRun
+    source: Source, ctas: int, threads: int, options: HostRun, together: bool = False
 ) -> Callable[[Path], subprocess.CompletedProcess[str]]:
     """What runs so many CTAs of a kernel of lanes against the host's ``lanes.cuh`` on an arena's file.
 
@@ -344,6 +344,8 @@ def in_lanes(
     flags = ["-std=c++20", "-g1", "-O1", "-pthread", "-fno-strict-aliasing", "-Wall", "-Wno-unknown-pragmas"]
     if options.sanitize:
         flags.append("-fsanitize=thread")
+    if together:  # CTAs wait for each other
+        flags.append("-DTS_TOGETHER")
     program = built(options.folder or default_folder(), texts, "kernel", flags, "")
     numbers = (ctas, threads, source.shared_bytes)
     return lambda path: run_program([str(program), str(path), *map(str, numbers)], source.name, options)

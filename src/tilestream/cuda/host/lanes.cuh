@@ -6,6 +6,7 @@
 #pragma once
 #include <linux/futex.h>
 #include <sched.h>
+#include <time.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -14,11 +15,14 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <utility>
+#include <vector>
 
 #include "ptx.cuh"
 
 #define TS_LANES_KERNEL(threads, resident) static void
 #define TS_LANES_SHARED(base) const u32 base = 0
+#define TS_APART inline
 
 namespace lanes_host {
 
@@ -67,6 +71,7 @@ inline thread_local int thread, block, blocks;
 inline thread_local u32 turn, team_turn;
 inline thread_local Copy coming[4096];
 inline thread_local int copies;
+inline thread_local std::vector<std::pair<Copy, u32>> asked;  // bulk copies and their barriers
 
 inline Warp& mine() { return warps[thread / 32]; }
 
@@ -135,6 +140,10 @@ TS_DEV V get(u32 at) {
   return *(const V*)lanes_host::at(at, sizeof(V));
 }
 TS_DEV void put32(u32 at, u32 v) { *(u32*)lanes_host::at(at, 4) = v; }
+TS_DEV void put_pair(u32 at, float a, float b) {
+  lanes_host::at(at, 8);
+  put32(at, bits_of(a)), put32(at + 4, bits_of(b));
+}
 TS_DEV void put16(u32 at, u32 v) { *(u16*)lanes_host::at(at, 2) = (u16)v; }
 TS_DEV u32 get32(u32 at) { return get<u32>(at); }
 TS_DEV u32 get16(u32 at) { return get<u16>(at); }
@@ -174,6 +183,18 @@ TS_DEV float load_shared(const float* p) { return *p; }
 TS_DEV void add_global(u32* p, u32 v) { __atomic_fetch_add(p, v, __ATOMIC_RELAXED); }
 TS_DEV void post(u32* p, u32 v) { __atomic_store_n(p, v, __ATOMIC_RELAXED); }
 TS_DEV u32 peek(const u32* p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
+TS_DEV void post(u64* p, u64 v) { __atomic_store_n(p, v, __ATOMIC_RELAXED); }
+TS_DEV u64 peek(const u64* p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
+TS_DEV void peek_pair(const u64* p, u64 (&v)[2]) {
+  if ((u64)p % 16) ts_host::trap("a load of 16 bytes is not aligned");
+  v[0] = peek(p), v[1] = peek(p + 1);
+}
+TS_DEV void rest() { usleep(1000); }
+TS_DEV u64 now_ns() {
+  timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (u64)t.tv_sec * 1000000000ull + (u64)t.tv_nsec;
+}
 TS_DEV void store8(void* p, u32 v) { *(unsigned char*)p = (unsigned char)v; }
 TS_DEV void store32(void* p, u32 v) { *(u32*)p = v; }
 TS_DEV void store128(void* p, const u32 (&v)[4]) {
@@ -194,6 +215,24 @@ TS_DEV void copies_here() {
     for (u32 k = 0; k < 16; ++k) place[k] = k < c.bytes ? ((const char*)c.from)[k] : 0;
   }
   lanes_host::copies = 0;
+}
+
+// A bulk copy spoils its place when it is asked for, and happens when it is waited for, by the lane that asked.
+TS_DEV void begin_bar(u32) {}
+TS_DEV void ask(u32 to, const void* from, u32 bytes, u32 bar) {
+  if ((u64)from % 16 || bytes % 16) ts_host::trap("a bulk copy is not aligned");
+  for (u32 k = 0; k < bytes; k += 16) std::memset(lanes_host::at(to + k, 16), 0xff, 16);
+  lanes_host::asked.push_back({{to, from, bytes}, bar});
+}
+TS_DEV void await(u32 bar, u32) {
+  for (u32 n = 0; n < lanes_host::asked.size(); ++n) {
+    const auto [copy, its] = lanes_host::asked[n];
+    if (its != bar) continue;
+    std::memcpy(lanes_host::shared + copy.to, copy.from, copy.bytes);
+    lanes_host::asked.erase(lanes_host::asked.begin() + n);
+    break;
+  }
+  together();
 }
 
 // ---- fragments
@@ -232,7 +271,7 @@ TS_DEV void product(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
 }
 
 TS_DEV void give_up(u64* record, int what, int where, long long limit, long long found) {
-  record[0] = 1;
+  if (__atomic_exchange_n(record, 1, __ATOMIC_RELAXED)) std::_Exit(42);  // another CTA was first
   record[1] = (u64)(u32)where << 32 | (u32)what;
   record[2] = (u64)limit;
   record[3] = (u64)found;

@@ -6,6 +6,7 @@
 // CTAs of so many threads, of which so many fit on an SM.
 #define TS_LANES_KERNEL(threads, resident) extern "C" __global__ void __launch_bounds__(threads, resident)
 #define TS_LANES_SHARED(base) TS_SHARED(base)
+#define TS_APART __device__ __noinline__  // a function of its own
 
 namespace lanes {
 
@@ -50,6 +51,7 @@ TS_DEV float across_team(float v, int far) {
 
 // ---- shared memory
 TS_DEV void put32(u32 at, u32 v) { sts32(at, v); }
+TS_DEV void put_pair(u32 at, float a, float b) { sts64(at, a, b); }
 TS_DEV void put16(u32 at, u32 v) { sts16(at, (u16)v); }
 TS_DEV u32 get32(u32 at) { return lds32(at); }
 TS_DEV u32 get16(u32 at) { return lds16(at); }
@@ -102,11 +104,34 @@ TS_DEV u32 peek(const u32* p) {
   asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
   return v;
 }
+TS_DEV void post(u64* p, u64 v) { asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory"); }
+TS_DEV u64 peek(const u64* p) {
+  u64 v;
+  asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
+  return v;
+}
+TS_DEV void peek_pair(const u64* p, u64 (&v)[2]) {  // each whole
+  asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];" : "=l"(v[0]), "=l"(v[1]) : "l"(p) : "memory");
+}
+TS_DEV void rest() {}  // while others are waited for
 TS_DEV void store8(void* p, u32 v) { *(unsigned char*)p = (unsigned char)v; }
 TS_DEV void store32(void* p, u32 v) { *(u32*)p = v; }
 TS_DEV void store128(void* p, const u32 (&v)[4]) { *(uint4*)p = {v[0], v[1], v[2], v[3]}; }
 TS_DEV void copy128(u32 to, const void* from, u32 bytes) { copy_async(to, from, bytes); }  // zeros behind `bytes`
 TS_DEV void copies_here() { copies_wait(); }                                               // this lane's own
+
+// Bulk copies, in 16 bytes, of which each has a barrier to itself until it was waited for.
+TS_DEV void begin_bar(u32 bar) {
+  bar_init(bar, 1);
+  bar_init_done();
+}
+TS_DEV void ask(u32 to, const void* from, u32 bytes, u32 bar) {
+  bar_expect(bar, bytes);
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(to), "l"(from),
+               "r"(bytes), "r"(bar), "l"(EVICT_FIRST)
+               : "memory");
+}
+TS_DEV void await(u32 bar, u32 parity) { bar_wait(bar, parity); }  // all lanes of a warp
 
 // ---- fragments: four matrices of 8 x 8 elements of 16 bits, lane l names row l % 8 of matrix l / 8
 TS_DEV void matrices(u32 (&r)[4], u32 row) {

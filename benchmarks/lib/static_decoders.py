@@ -1,0 +1,88 @@
+"""Decoders over a static cache as transformers writes them, small: one token of one sequence a call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+
+class Norm(nn.Module):
+    def __init__(self, width: int, eps: float = 1e-6) -> None:
+        super().__init__()
+        self.weight, self.eps = nn.Parameter(torch.rand(width) + 0.5), eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.to(torch.float32)
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
+        return self.weight * wide.to(x.dtype)
+
+
+def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    low, high = x[..., : x.shape[-1] // 2], x[..., x.shape[-1] // 2 :]
+    return (x * cos) + (torch.cat((-high, low), dim=-1) * sin)
+
+
+class Layer(nn.Module):
+    def __init__(
+        self, width: int, hidden: int, heads: int, key_heads: int, features: int, positions: int, norms: bool,
+        act: Callable[[Tensor], Tensor], bias: bool,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.heads, self.key_heads, self.features, self.act = heads, key_heads, features, act
+        self.norm, self.middle_norm = Norm(width), Norm(width)
+        self.query = nn.Linear(width, heads * features, bias=bias)
+        self.key, self.value = (nn.Linear(width, key_heads * features, bias=False) for _ in range(2))
+        self.output = nn.Linear(heads * features, width, bias=False)
+        self.query_norm, self.key_norm = (Norm(features) if norms else nn.Identity() for _ in range(2))
+        self.gate, self.up = (nn.Linear(width, hidden, bias=False) for _ in range(2))
+        self.down = nn.Linear(hidden, width, bias=False)
+        shape = (1, key_heads, positions, features)
+        self.keys, self.values = nn.Buffer(torch.randn(shape)), nn.Buffer(torch.randn(shape))
+        self.length = nn.Buffer(torch.tensor(0))
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor) -> Tensor:
+        normed = self.norm(x)
+        q = self.query_norm(self.query(normed).view(1, 1, -1, self.features)).transpose(1, 2)
+        k = self.key_norm(self.key(normed).view(1, 1, -1, self.features)).transpose(1, 2)
+        v = self.value(normed).view(1, 1, -1, self.features).transpose(1, 2)
+        q, k = turned(q, cos, sin), turned(k, cos, sin)
+        at = torch.arange(1, device=x.device) + self.length
+        self.length.add_(1)
+        self.keys.index_copy_(2, at, k)
+        self.values.index_copy_(2, at, v)
+        times = self.heads // self.key_heads
+        keys, values = (c[:, :, None].expand(1, -1, times, -1, -1).flatten(1, 2) for c in (self.keys, self.values))
+        y = nn.functional.scaled_dot_product_attention(q, keys, values, attn_mask=mask)
+        x = x + self.output(y.transpose(1, 2).reshape(1, 1, -1))
+        normed = self.middle_norm(x)
+        return x + self.down(self.act(self.gate(normed)) * self.up(normed))
+
+
+class Decoder(nn.Module):
+    """Logits [1, 1, vocabulary] of the next token [1, 1]; the caches are buffers, which hold ``length`` tokens."""
+
+    def __init__(
+        self, layers: int = 2, width: int = 64, hidden: int = 72, heads: int = 4, key_heads: int = 2,
+        features: int = 64, positions: int = 24, vocabulary: int = 40, norms: bool = False, bias: bool = False,
+        act: Callable[[Tensor], Tensor] = nn.functional.silu,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.embedding, self.norm = nn.Embedding(vocabulary, width), Norm(width)
+        each = (width, hidden, heads, key_heads, features, positions, norms, act, bias)
+        self.layers = nn.ModuleList(Layer(*each) for _ in range(layers))
+        self.head = nn.Linear(width, vocabulary, bias=False)
+        self.head.weight = self.embedding.weight
+        self.features, self.positions = features, positions
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embedding(ids)
+        at = torch.arange(1, device=ids.device) + self.layers[0].length  # pyright: ignore[reportOperatorIssue]
+        frequency = 10000.0 ** -(torch.arange(0, self.features, 2, device=ids.device) / self.features)
+        angle = torch.cat([at[:, None] * frequency] * 2, -1)[None]
+        cos, sin = (f(angle).to(x.dtype).unsqueeze(1) for f in (torch.cos, torch.sin))
+        mask = (torch.arange(self.positions, device=ids.device) <= at)[None, None, None]
+        for layer in self.layers:
+            x = layer(x, cos, sin, mask)
+        return self.head(self.norm(x))

@@ -1,0 +1,192 @@
+"""A decode step of whole models as one kernel: checked, then timed against eager and Inductor.
+
+    python -m benchmarks.run.decode_step --json FILE                the three models, 512 positions, batch 1
+    python -m benchmarks.run.decode_step --only smollm-135m --kernels  the kernel alone, checked and timed
+    python -m benchmarks.run.decode_step --predict                  floors and predictions, no GPU
+
+Needs an H100 or H200, but for ``--predict``. bf16, random weights, a token behind 479 in caches of 512. Of the kernel:
+its error against float64, the same bits twice, and as many steps with delays that differ
+from CTA to CTA. Of whole models: CUDA graphs of all arms in turn, medians; ``reduce-overhead``, which captures by
+itself, by events around its calls. Lengths are set back before each call, in every arm.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.lib.static_decoders import Decoder
+from tilestream.bench.environment import environment
+from tilestream.devices import H200
+from tilestream.graph.decode import STEP
+from tilestream.graph.decode.op import names_of, step
+from tilestream.kernels.step.kernel import StepKernel
+from tilestream.kernels.step.shape import Shape
+from tilestream.plan.decode import predicted_us
+from tilestream.run.backend import tilestream
+from tilestream.run.timing import capture, interleaved
+
+MODELS = {
+    "smollm-135m": Shape(30, 576, 1536, 9, 3, 64, 512, 49152),
+    "qwen3-0.6b": Shape(28, 1024, 3072, 16, 8, 128, 512, 151936, head_norms=True),
+    "llama-3.2-1b": Shape(16, 2048, 8192, 32, 8, 64, 512, 128256),
+}
+PLACE, ROUNDS = 479, 15
+ARMS: dict[str, dict[str, Any]] = {
+    "inductor": {},
+    "tilestream": {"backend": tilestream},
+    "tilestream, decode step": {"backend": tilestream, "options": {"decode_step": True}},
+}
+
+
+def operands(s: Shape, seed: int = 0) -> list[Any]:
+    """What ``graph.decode.op.step`` takes, on the GPU."""
+    g = torch.Generator("cuda").manual_seed(seed)
+
+    def data(*sizes: int, scale: float = 1.0) -> torch.Tensor:
+        return (torch.randn(*sizes, generator=g, device="cuda") * scale).bfloat16()
+
+    q, k = s.heads * s.features, s.key_heads * s.features
+    sizes = {
+        "query": (q, s.width), "key": (k, s.width), "value": (k, s.width), "output": (s.width, q),
+        "gate": (s.hidden, s.width), "up": (s.hidden, s.width), "down": (s.width, s.hidden),
+        "query_norm": (s.features,), "key_norm": (s.features,), "norm": (s.width,), "middle_norm": (s.width,),
+    }  # fmt: skip
+    names = [*names_of(s.head_norms) * s.layers, "norm"]
+    weights = [
+        1 + data(*sizes[n], scale=0.1) if "norm" in n else data(*sizes[n], scale=sizes[n][1] ** -0.5) for n in names
+    ]
+    weights.append(data(s.vocabulary, s.width, scale=s.width**-0.5))
+    caches = [data(1, s.key_heads, s.positions, s.features) for _ in range(2 * s.layers)]
+    there = torch.arange(s.positions, device="cuda") <= PLACE
+    mask = torch.where(there, 0.0, float("-inf")).bfloat16().view(1, 1, 1, -1)
+    angle = torch.rand(1, 1, s.features, generator=g, device="cuda") * 6
+    lengths = [torch.tensor(PLACE, device="cuda") for _ in range(s.layers)]
+    small = [data(1, 1, s.width), angle.cos().bfloat16(), angle.sin().bfloat16(), mask]
+    return [*small, weights, caches, lengths, False, s.features**-0.5, 1e-5, 1e-6]
+
+
+def converted(given: list[Any], dtype: torch.dtype) -> list[Any]:
+    """A copy of operands in another precision."""
+
+    def one(v: Any) -> Any:
+        if isinstance(v, list):
+            return [one(x) for x in v]
+        return v.to(dtype, copy=True) if isinstance(v, torch.Tensor) and v.is_floating_point() else v
+
+    return [one(v) for v in given]
+
+
+def error(got: torch.Tensor, want: torch.Tensor) -> float:
+    return float((got.double() - want).norm() / want.norm())
+
+
+def checked(s: Shape, steps: int) -> dict[str, Any]:
+    """The kernel on a cut model, its error and whether bits repeat, also with delays; its time at full depth."""
+    from tilestream.cuda.step import loaded
+
+    small = replace(s, layers=min(s.layers, 4))
+    given = operands(small)
+    want = step(*converted(given, torch.float64))
+    got = [STEP(*converted(given, torch.bfloat16)) for _ in range(3)]
+    again = converted(given, torch.bfloat16)
+    delayed, numbers = loaded(StepKernel(small, delays=True), 0), (0, *again[8:])
+    same = all(torch.equal(delayed(*again[:7], numbers=numbers), got[0]) for _ in range(steps))  # pyright: ignore
+    whole = operands(s)
+    us = statistics.median(interleaved([capture(lambda: STEP(*whole), 1000.0, 20)], ROUNDS)[0])
+    return {
+        "error": error(got[0], want),
+        "repeats": all(torch.equal(g, got[0]) for g in got),
+        "repeats_with_delays": same,
+        "steps_with_delays": steps,
+        "kernel_us": us,
+        "bytes_per_s": 1e6 * s.weight_bytes / us,
+    }
+
+
+def model_of(s: Shape) -> Decoder:
+    torch.manual_seed(0)
+    sizes = {n: v for n, v in asdict(s).items() if n not in ("head_norms", "masked", "warps")}
+    with torch.device("cuda"):
+        made = Decoder(**sizes, norms=s.head_norms).bfloat16().eval()
+    for layer in made.layers:
+        layer.length.fill_(PLACE)  # pyright: ignore
+    return made
+
+
+def timed(s: Shape) -> list[dict[str, Any]]:
+    """A row an arm: microseconds of a step of the whole model, its error against float64, its first call."""
+    module, ids = model_of(s), torch.tensor([[5]], device="cuda")
+    lengths = [layer.length for layer in module.layers]
+    first = [n.clone() for n in lengths]  # pyright: ignore
+    want = copy.deepcopy(module).double()(ids)
+
+    def behind_reset(call: Callable[..., Any]) -> Callable[[], Any]:
+        def run() -> Any:
+            torch._foreach_copy_(lengths, first)  # pyright: ignore
+            return call(ids)
+
+        return run
+
+    calls, rows = {"eager": behind_reset(module)}, {"eager": {"first_call_s": 0.0}}
+    for arm, given in ARMS.items():
+        torch._dynamo.reset()
+        calls[arm] = behind_reset(torch.compile(module, dynamic=False, **given))
+        start = time.perf_counter()
+        calls[arm]()
+        torch.cuda.synchronize()
+        rows[arm] = {"first_call_s": time.perf_counter() - start}
+    for arm, call in calls.items():
+        rows[arm]["error"] = error(call(), want)
+    graphs = [capture(call, 1000.0, 20) for call in calls.values()]
+    for arm, samples in zip(calls, interleaved(graphs, ROUNDS), strict=True):
+        rows[arm]["us"] = statistics.median(samples)
+    torch._dynamo.reset()
+    call = behind_reset(torch.compile(module, mode="reduce-overhead", dynamic=False))
+    took = []
+    for _ in range(40):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        got = call()
+        end.record()
+        end.synchronize()
+        took.append(1e3 * start.elapsed_time(end))
+    rows["reduce-overhead"] = {"us": statistics.median(took[10:]), "error": error(got, want)}
+    return [{"arm": arm, **row} for arm, row in rows.items()]
+
+
+def main() -> None:
+    wanted = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    wanted.add_argument("--only", nargs="*", default=list(MODELS))
+    wanted.add_argument("--steps", type=int, default=200, help="with delays")
+    wanted.add_argument("--kernels", action="store_true", help="the kernels alone")
+    wanted.add_argument("--predict", action="store_true")
+    wanted.add_argument("--json", type=Path)
+    given = wanted.parse_args()
+    found: dict[str, Any] = {}
+    for name in given.only:
+        s = MODELS[name]
+        floor = 1e6 * s.weight_bytes / H200.dram_bytes_per_s
+        found[name] = {"floor_us": floor, "predicted_us": predicted_us(s, H200), "hand_overs": s.hand_overs}
+        if not given.predict:
+            with torch.no_grad():
+                found[name]["kernel"] = checked(s, given.steps)
+                print(name, json.dumps(found[name]), flush=True)
+                found[name]["arms"] = [] if given.kernels else timed(s)
+        print(name, json.dumps(found[name]), flush=True)
+        if given.json:
+            text = {"environment": {} if given.predict else environment(), "cases": found}
+            given.json.write_text(json.dumps(text, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

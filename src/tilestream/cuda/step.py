@@ -1,0 +1,99 @@
+"""A decode step as one kernel, launched (``kernels/step``)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tilestream.cuda.again import Again
+from tilestream.cuda.cache import compiled
+from tilestream.cuda.driver import PreparedLaunch
+from tilestream.cuda.one_launch import Launch
+from tilestream.errors import InputError
+from tilestream.graph.decode import shape_of
+from tilestream.graph.decode.op import names_of
+from tilestream.kernels.step.kernel import StepKernel
+from tilestream.kernels.step.shape import WEIGHTS, Shape
+
+KEPT = 64
+"""Sets of addresses that launches are kept for: where results go varies from call to call."""
+
+
+def step(
+    row: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None, weights: Sequence[Tensor], caches: Sequence[Tensor],
+    lengths: Sequence[Tensor], counted: bool, scale: float, eps: float, head_eps: float,
+) -> Tensor:  # fmt: skip
+    """The logits of a step; arguments as ``graph.decode.op.step``. Caches and lengths are written in place.
+
+    Raises:
+        InputError: an earlier step was at a position that its cache has not, and the context is lost; or weights or
+            caches do not start on 16 bytes.
+        QueueTimeout: a wait of an earlier step expired.
+    """
+    shape = shape_of(row, cos, mask, weights, caches)
+    numbers = (int(counted), scale, eps, head_eps)
+    return loaded(StepKernel(shape), row.device.index or 0)(row, cos, sin, mask, weights, caches, lengths, numbers)
+
+
+@cache  # captured graphs keep the record's address
+def loaded(kernel: StepKernel, device_index: int) -> Loaded:
+    """A kernel, ready on a device."""
+    return Loaded(kernel, torch.device("cuda", device_index))
+
+
+class Loaded:
+    """A step's kernel on a device, which enqueues it again and again."""
+
+    def __init__(self, kernel: StepKernel, device: torch.device) -> None:
+        self.kernel, self.device = kernel, device
+        self.launch = Launch(kernel, kernel.source, compiled(kernel.source), device)
+        self._again = Again(device.index or 0, KEPT)
+
+    def __call__(
+        self, row: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None, weights: Sequence[Tensor],
+        caches: Sequence[Tensor], lengths: Sequence[Tensor], numbers: tuple[int, float, float, float],
+    ) -> Tensor:  # fmt: skip
+        assert self.launch.record is not None
+        self.launch.record.check()
+        out = torch.empty((1, self.kernel.shape.vocabulary), dtype=row.dtype, device=row.device)
+        small = [t.contiguous() for t in (row, cos, sin)]
+        added = 0 if mask is None else (mask := mask.contiguous()).data_ptr()
+        held = [*small, out, *weights, *caches, *lengths]
+        key = (*(t.data_ptr() for t in held), added, *numbers)
+        stream = torch.cuda.current_stream(row.device).cuda_stream
+        self._again.enqueue((stream, *key), stream, lambda capture: self._prepared(key, stream, capture))
+        return out
+
+    def _prepared(self, key: tuple[int | float, ...], stream: int, capture: int) -> list[PreparedLaunch]:
+        values = values_of(self.kernel.shape, key)
+        bulk = [a for layer in values["layers"] for name, a in layer.items() if name != "length"]
+        if any(address % 16 for address in (*bulk, values["head"])):
+            raise InputError("weights or caches of a decode step do not start on 16 bytes", "copy them: t.clone()")
+        return self.launch.prepare({}, 1, stream, capture, values)
+
+
+def values_of(shape: Shape, key: Sequence[int | float]) -> dict[str, Any]:
+    """The kernel's argument from addresses and numbers, in the order of ``Loaded``."""
+    names = names_of(shape.head_norms)
+    row, cos, sin, out, *rest = key
+    weights, rest = rest[: shape.layers * len(names) + 2], rest[shape.layers * len(names) + 2 :]
+    caches, lengths, (mask, counted, scale, eps, head_eps) = (
+        rest[: 2 * shape.layers],
+        rest[2 * shape.layers : 3 * shape.layers],
+        rest[3 * shape.layers :],
+    )
+    missing = dict.fromkeys(WEIGHTS, 0)
+    layers = [
+        missing
+        | dict(zip(names, weights[n * len(names) :], strict=False))
+        | {"keys": caches[2 * n], "values": caches[2 * n + 1], "length": lengths[n]}
+        for n in range(shape.layers)
+    ]
+    return {
+        "layers": layers, "row": row, "cos": cos, "sin": sin, "out": out, "norm": weights[-2], "head": weights[-1],
+        "mask": mask, "counted": counted, "scale": scale, "eps": eps, "head_eps": head_eps,
+    }  # fmt: skip

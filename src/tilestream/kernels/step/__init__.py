@@ -1,0 +1,1 @@
+"""A decode step as one persistent kernel."""

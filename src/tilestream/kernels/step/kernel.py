@@ -1,0 +1,105 @@
+"""A whole decode step of one sequence as one persistent kernel (``include/step.cuh``)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+
+from tilestream.errors import InputError, QueueTimeout, TilestreamError
+from tilestream.kernels.kernel import LOST, NO_ROW, Frame, Launchable, halves
+from tilestream.kernels.operators.lanes import WORDS, text_of
+from tilestream.kernels.parts.params import TIMEOUT_NS, Field, Struct, pointers
+from tilestream.kernels.parts.source import BesideSource, Call, Space
+from tilestream.kernels.step.shape import WEIGHTS, Shape
+
+NAME = "tilestream_step"
+MOST_CTAS = 1024
+"""Of any GPU: each has a word of its own."""
+STAGES = ("the QKV product", "attention", "the output projection", "gate and up", "the down projection", "the head")
+NO_POSITION = 16
+
+LAYER = Struct(
+    "StepLayer",
+    (
+        *pointers(*WEIGHTS, type="const char*"),
+        *pointers("keys", "values", type="char*"),
+        Field("long long*", "length", note="the token's place"),
+    ),
+)
+
+
+@cache
+def argument(layers: int) -> Struct:
+    """``StepParams``."""
+    each = (
+        Field(LAYER, "layers", layers),
+        *pointers("row", "cos", "sin", "mask", "norm", "head", type="const char*"),
+        Field("char*", "out", note="[VOCABULARY]"),
+        Field("u64*", "words"),
+        Field("u32*", "epochs", note="of each CTA: the tag of the last value"),
+        Field("u64*", "record"),
+        Field("int", "counted", note="whether lengths grow by one"),
+        Field("float", "scale"),
+        Field("float", "eps"),
+        Field("float", "head_eps"),
+    )
+    return Struct("StepParams", each)
+
+
+@dataclass(frozen=True)
+class StepKernel(Launchable):
+    """The kernel of a shape.
+
+    Args:
+        delays: CTAs wait now and then, each at other times, for tests.
+        timeout_ns: bound of a wait.
+    """
+
+    shape: Shape
+    delays: bool = False
+    timeout_ns: int = TIMEOUT_NS
+    persistent = True
+
+    @property
+    def frame(self) -> Frame:
+        return Frame(1, "as many as SMs", 32 * self.shape.warps, 1, 0, True, WORDS, host_lanes=32 * self.shape.warps)
+
+    @property
+    def space(self) -> Space:
+        return Space((("words", 16 * self.shape.words), ("epochs", 4 * MOST_CTAS)), frozenset({"words", "epochs"}))
+
+    @property
+    def source(self) -> BesideSource:
+        return BesideSource(NAME, self.text, self.shape.shared_bytes)
+
+    @property
+    def text(self) -> str:
+        s = self.shape
+        numbers = {name.upper(): int(v) for name, v in asdict(s).items()}
+        numbers |= {"SPLITS": s.splits, "SLOTS": s.slots, "STAGED": s.staged, "WORDS": s.words}
+        numbers |= {"SHARED_BYTES": s.shared_bytes, "TIMEOUT": f"{self.timeout_ns}ull", "DELAYS": int(self.delays)}
+        return text_of("step.cuh", argument(s.layers), numbers, "lanes.cuh")
+
+    def grid(self, rows: int, sms: int) -> int:
+        """A CTA an SM."""
+        return sms
+
+    def pack(self, source: BesideSource, call: Call) -> bytes:
+        return argument(self.shape.layers).pack(**call.values, **call.at, record=call.dump)
+
+    def error(self, words: Sequence[int]) -> TilestreamError:
+        what = halves(words, 2)[1][0]
+        if what == NO_POSITION:
+            return InputError(self.describe(words), NO_ROW)
+        return QueueTimeout(self.describe(words), LOST)
+
+    def describe(self, words: Sequence[int]) -> str:
+        what, where = halves(words, 2)[1]
+        if what == NO_POSITION:
+            return f"a decode step writes position {words[3]} of a cache of {words[2]}"
+        layer, block = where >> 16, where & 0xFFFF
+        return (
+            f"decode step: CTA {block} waited for value {words[2]} that {STAGES[what]} of layer {layer} reads; "
+            f"it has tag {words[3]}"
+        )

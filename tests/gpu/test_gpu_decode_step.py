@@ -1,0 +1,56 @@
+"""A decode step as one kernel on a GPU: values, bits, delays."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from decode_steps import NUMBERS, Step, made_up
+
+from tilestream.graph.decode import STEP
+from tilestream.kernels.step.kernel import StepKernel
+from tilestream.kernels.step.shape import Shape
+
+pytestmark = pytest.mark.gpu
+
+SHAPES = {
+    "SmolLM's, 4 layers": (Shape(4, 576, 1536, 9, 3, 64, 512, 1000), 400),
+    "Qwen3's, 2 layers": (Shape(2, 1024, 3072, 16, 8, 128, 512, 1000, head_norms=True), 511),
+    "Llama's, 2 layers": (Shape(2, 2048, 8192, 32, 8, 64, 512, 1000), 0),
+    "small, no mask": (Shape(3, 64, 72, 4, 2, 64, 40, 24, masked=False), 17),
+}
+
+
+def run(given: Step) -> torch.Tensor:
+    operands = (given.row, given.cos, given.sin, given.mask, given.weights, given.caches, given.lengths)
+    return STEP(*operands, True, *NUMBERS)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_values(name: str) -> None:
+    shape, place = SHAPES[name]
+    given = made_up(shape, place, device="cuda")
+    exact, again = given.to(torch.float64), given.to(torch.bfloat16)
+    got, same, want = run(given), run(again), exact.run()
+    assert torch.equal(got, same)
+    assert ((got.double() - want).norm() / want.norm()).item() < 6e-3
+    assert {int(n) for n in given.lengths} == {place + 1}
+
+
+def test_steps_with_delays_in_a_graph() -> None:
+    from tilestream.cuda.step import loaded
+
+    shape, place = SHAPES["SmolLM's, 4 layers"]
+    given = made_up(shape, place, device="cuda")
+    operands = (given.row, given.cos, given.sin, given.mask, given.weights, given.caches, given.lengths)
+    want = loaded(StepKernel(shape), 0)(*operands, (0, *NUMBERS))
+    delayed = loaded(StepKernel(replace(shape), delays=True), 0)
+    delayed(*operands, (0, *NUMBERS))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = delayed(*operands, (0, *NUMBERS))
+    for _ in range(300):
+        got.zero_()
+        graph.replay()
+        assert torch.equal(got, want)

@@ -1,0 +1,99 @@
+"""The kernel of a decode step on the host, a thread a lane and a process a CTA, and compiled."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+
+import pytest
+import torch
+from decode_steps import made_up, on_host
+
+from tilestream.cuda.compile import compile_text
+from tilestream.cuda.host.build import HostRun, Mutation
+from tilestream.errors import CompileError, InputError, QueueTimeout
+from tilestream.kernels.step.kernel import NAME, StepKernel
+from tilestream.kernels.step.shape import Shape
+
+gxx = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
+
+PATIENT = 120_000_000_000
+SMALL = Shape(2, 64, 72, 4, 2, 64, 160, 40, warps=4)
+CASES = {
+    "two shares of the cache": (SMALL, 150),
+    "norms of heads, three queries a head of keys": (Shape(2, 72, 64, 3, 1, 128, 9, 24, head_norms=True, warps=8), 3),
+    "no mask": (replace(SMALL, masked=False, positions=40), 17),
+    "rows of two pieces": (Shape(1, 1032, 1040, 2, 2, 64, 8, 16, warps=4), 0),
+}
+
+
+@gxx
+@pytest.mark.parametrize("name", CASES)
+def test_values(name: str) -> None:
+    shape, place = CASES[name]
+    given = made_up(shape, place)
+    exact, plain, got = given.to(torch.float64), given.to(torch.float32), given
+    (logits,) = on_host(got, StepKernel(shape, timeout_ns=PATIENT), 5)
+    want = exact.run()
+    assert torch.isfinite(logits).all()
+    error = ((logits.double() - want).norm() / want.norm()).item()
+    assert error < 6e-3, error
+    plain.run()
+    assert all(int(n) == place + 1 for n in got.lengths)
+    for mine, theirs in zip(got.caches, plain.caches, strict=True):
+        assert torch.equal(mine[:, :, place + 1 :], theirs[:, :, place + 1 :].to(mine.dtype))
+        torch.testing.assert_close(mine.float(), theirs.float(), rtol=2e-2, atol=2e-2)
+
+
+@gxx
+def test_delays_change_no_bit_and_lengths_are_counted() -> None:
+    shape, place = CASES["no mask"]
+    first, second = made_up(shape, place), made_up(shape, place)
+    kernel = StepKernel(shape, timeout_ns=PATIENT)
+    plain = on_host(first, kernel, 5, steps=3)
+    delayed = on_host(second, replace(kernel, delays=True), 6, steps=3)
+    for a, b in zip([*plain, *first.caches], [*delayed, *second.caches], strict=True):
+        assert torch.equal(a, b)
+    assert {int(n) for n in (*first.lengths, *second.lengths)} == {place + 3}
+    assert not torch.equal(plain[0], plain[1])
+
+
+@gxx
+def test_lanes_do_not_race() -> None:
+    shape, place = CASES["two shares of the cache"]
+    (logits,) = on_host(made_up(shape, place), StepKernel(shape, timeout_ns=PATIENT), 4, HostRun(sanitize=True))
+    assert torch.isfinite(logits).all()
+
+
+@gxx
+def test_a_wait_that_expires_says_who_waited_for_what() -> None:
+    shape, place = CASES["no mask"]
+    lost = Mutation("step.cuh", "x + sum), tag);", "x + sum), row == 5 ? 0 : tag);")
+    with pytest.raises(QueueTimeout, match="waited for value 5 that gate and up of layer 0 reads"):
+        on_host(made_up(shape, place), StepKernel(shape, timeout_ns=8_000_000_000), 4, HostRun(mutations=(lost,)))
+
+
+@gxx
+def test_a_position_behind_the_cache() -> None:
+    shape, _ = CASES["no mask"]
+    given = made_up(shape, shape.positions)
+    with pytest.raises(InputError, match="position 40 of a cache of 40"):
+        on_host(given, StepKernel(shape, timeout_ns=2_000_000_000), 4)
+
+
+MODELS = {
+    "SmolLM-135M": Shape(30, 576, 1536, 9, 3, 64, 512, 49152),
+    "Qwen3-0.6B": Shape(28, 1024, 3072, 16, 8, 128, 512, 151936, head_norms=True),
+    "Llama-3.2-1B": Shape(16, 2048, 8192, 32, 8, 64, 512, 128256),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_compiles(name: str) -> None:
+    kernel = StepKernel(MODELS[name])
+    assert not kernel.shape.refusal
+    try:
+        report = compile_text(kernel.text, NAME, kernel.shape.shared_bytes)
+    except CompileError as missing:
+        pytest.skip(missing.cause)
+    assert report.registers <= 128 and report.spills < 400

@@ -1,0 +1,149 @@
+"""A decode step of a whole model as one operator: where it is found, what it computes, where it is left alone."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, fx, nn
+from torch.utils import _pytree as pytree
+
+from benchmarks.lib.static_decoders import Decoder
+from tilestream.devices import H200
+from tilestream.graph.decode import STEP
+from tilestream.kernels.step.shape import Shape
+from tilestream.options import Options
+from tilestream.run import inductor, whole
+from tilestream.run.backend import tilestream
+from tilestream.run.target import Target
+
+OPTIONS = {"target": "reference", "decode_step": True}
+
+
+@pytest.fixture
+def compiled_graphs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The graphs that Inductor is given."""
+    seen: list[Any] = []
+    inner = inductor.compile_inner
+    monkeypatch.setattr(inductor, "compile_inner", lambda gm, *rest: (seen.append(gm), inner(gm, *rest))[1])
+    return seen
+
+
+def model(**given: Any) -> Decoder:
+    torch.manual_seed(0)
+    return Decoder(**given).bfloat16().eval()
+
+
+def compiled(module: nn.Module) -> Any:
+    torch._dynamo.reset()
+    return torch.compile(module, backend=tilestream, options=OPTIONS, dynamic=False)
+
+
+def is_step(graphs: list[Any]) -> bool:
+    return any(n.target is STEP for graph in graphs for n in graph.graph.nodes)
+
+
+def error(got: Tensor, want: Tensor) -> float:
+    return float((got.double() - want).norm() / want.norm())
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("given", [{}, {"norms": True}, {"layers": 1, "heads": 2}, {"heads": 6, "key_heads": 2}])
+def test_tokens_of_a_model(given: dict[str, Any], compiled_graphs: list[Any]) -> None:
+    ours = model(**given)
+    eager, exact = copy.deepcopy(ours), copy.deepcopy(ours).double()
+    call = compiled(ours)
+    for n in range(4):
+        ids = torch.tensor([[3 * n + 1]])
+        got, plain, want = call(ids), eager(ids), exact(ids)
+        assert error(got, want) <= 2 * error(plain, want) + 1e-4
+    assert is_step(compiled_graphs)
+    for mine, theirs in zip(ours.layers, exact.layers, strict=True):
+        assert int(mine.length) == int(theirs.length) == 4  # pyright: ignore
+        assert error(mine.keys, theirs.keys) < 5e-3  # pyright: ignore
+
+
+@torch.no_grad()
+def test_changed_weights_are_seen(compiled_graphs: list[Any]) -> None:
+    ours = model()
+    call = compiled(ours)
+    call(torch.tensor([[1]]))
+    ours.layers[1].down.weight.mul_(-3)  # pyright: ignore
+    exact = copy.deepcopy(ours).double()
+    assert error(call(torch.tensor([[2]])), exact(torch.tensor([[2]]))) < 2e-2
+    assert is_step(compiled_graphs)
+
+
+class Twice(nn.Module):
+    """A decoder whose caches are read once more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.of = model()
+
+    def forward(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        logits = self.of(ids)
+        return logits, self.of.layers[0].keys.sum()  # pyright: ignore
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "module",
+    [
+        lambda: model(act=nn.functional.gelu),
+        lambda: model(bias=True),
+        lambda: model(features=32),
+        lambda: model().float(),
+        Twice,
+    ],
+    ids=["GELU", "a bias", "narrow heads", "float32", "a cache that is read again"],
+)
+def test_what_is_no_step_runs_as_before(module: Any, compiled_graphs: list[Any]) -> None:
+    ours = module()
+    eager = copy.deepcopy(ours)
+    ids = torch.tensor([[5]])
+    got, want = compiled(ours)(ids), eager(ids)
+    for mine, theirs in zip(pytree.tree_leaves(got), pytree.tree_leaves(want), strict=True):
+        assert error(mine, theirs.double()) < 2e-2
+    assert not is_step(compiled_graphs)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["Llama", "Qwen3"])
+def test_models_of_transformers(kind: str, compiled_graphs: list[Any]) -> None:
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{kind}Config")(
+        hidden_size=64, intermediate_size=72, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        head_dim=64, vocab_size=96, max_position_embeddings=64,
+    )  # fmt: skip
+    ours = getattr(transformers, f"{kind}ForCausalLM")(config).bfloat16().eval()
+    eager, exact = copy.deepcopy(ours), copy.deepcopy(ours).double()
+    prompt, token = torch.randint(96, (1, 5)), torch.tensor([[7]])
+
+    def behind_prompt(module: Any, call: Any) -> Tensor:
+        cache = transformers.StaticCache(config=config, max_cache_len=24)
+        module(prompt, past_key_values=cache)
+        return call(token, past_key_values=cache).logits
+
+    got, plain, want = behind_prompt(ours, compiled(ours)), behind_prompt(eager, eager), behind_prompt(exact, exact)
+    assert error(got, want) <= 2 * error(plain, want)
+    assert is_step(compiled_graphs)
+
+
+@pytest.mark.parametrize(("times_us", "taken"), [((400, 900, 1500), 0), ((950, 900, 1500), 1), ((1600, 1590, 1500), 2)])
+def test_the_fastest_of_three_graphs_runs(
+    times_us: tuple[float, ...], taken: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graphs = [fx.symbolic_trace(nn.Identity()) for _ in range(3)]
+    step, streamed, plain = graphs
+    shape = Shape(30, 576, 1536, 9, 3, 64, 512, 49152)
+    monkeypatch.setattr(whole, "Timer", lambda *_: lambda candidates: list(times_us))
+    monkeypatch.setattr(whole.Whole, "measures", lambda _: True)
+    target = Target("cuda", torch.device("cpu"), H200)
+    choice = whole.Whole(Options(cache=False), target, {"of": times_us}, [], [])
+    found = choice.choose(streamed, plain, lambda graph, **_: graph, [], {"is_inference": True}, (step, shape))
+    assert found is graphs[taken]
+    assert whole.wholes()[-1].without_us == 1500
