@@ -28,9 +28,9 @@ from benchmarks.lib.static_decoders import Decoder
 from tilestream.bench.environment import environment
 from tilestream.devices import H200
 from tilestream.graph.decode import STEP
-from tilestream.graph.decode.op import names_of, step
+from tilestream.graph.decode.op import step
 from tilestream.kernels.step.kernel import StepKernel
-from tilestream.kernels.step.shape import Shape
+from tilestream.kernels.step.shape import Shape, names_of
 from tilestream.plan.decode import predicted_us
 from tilestream.run.backend import tilestream
 from tilestream.run.timing import capture, interleaved

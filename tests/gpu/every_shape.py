@@ -15,6 +15,7 @@ import every_lane
 import torch
 from attention_cases import case as attended
 from backward_chains import data as chained
+from decode_steps import made_up as step_of
 from depthwise_blocks import given as convolution
 from gathers import message, with_index
 from given_bounds import lookup
@@ -36,6 +37,8 @@ from test_gpu_blocks import KERNELS as BLOCKS
 from test_gpu_blocks import held
 from test_gpu_convolutions import WINDOWS, chain, one_stage
 from test_gpu_convolutions import tensors as pictures
+from test_gpu_decode_step import SHAPES as STEPS
+from test_gpu_decode_step import run as decoded
 from test_gpu_depthwise import CASES as DEPTHWISE
 from test_gpu_edges import staged
 from test_gpu_gathers import CASES as GATHERS
@@ -300,6 +303,12 @@ def depthwise() -> None:
         convolved(x, weight, None, None, None, *slid, False)
 
 
+def decode_steps() -> None:
+    """With norms of heads and without, with a mask and without."""
+    for shape, place in (STEPS["Qwen3's, 2 layers"], STEPS["small, no mask"]):
+        decoded(step_of(shape, place, device="cuda"))
+
+
 EXCHANGES = [Exchange(kind, 4, 4096 if kind in GATHER_KINDS else 2 * BLOCK_BYTES) for kind in Kind]
 
 
@@ -328,7 +337,7 @@ OTHERS: dict[str, Callable[[], None]] = {
     "sums by segments": sums, "interactions": interactions, "collectives": collectives, "stamps": stamps,
     "turned weights": turned_weights, "attention": attention, "pads": pads, "attention over masks": masked,
     "sorted lists": sorted_lists, "experts": experts, "parts of weights": parts_of_weights,
-    "depthwise convolutions": depthwise,
+    "depthwise convolutions": depthwise, "decode steps": decode_steps,
 }  # fmt: skip
 SORTS = BesideSource("sorted keys", sorted_keys.text(), sorted_keys.SHARED_BYTES)
 BESIDE: dict[str, Callable[[], Sequence[Source]]] = {

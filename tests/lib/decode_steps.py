@@ -10,10 +10,10 @@ from torch import Tensor
 from tilestream.cuda.host.build import OF_FILE, Arena, HostRun, bytes_of, left_at, run_call, runner
 from tilestream.cuda.host.maps import encoded
 from tilestream.cuda.step import values_of
-from tilestream.graph.decode.op import names_of, step
+from tilestream.graph.decode.op import step
 from tilestream.kernels.parts.source import Call, Part
 from tilestream.kernels.step.kernel import StepKernel
-from tilestream.kernels.step.shape import Shape
+from tilestream.kernels.step.shape import Shape, names_of
 
 BF16 = torch.bfloat16
 NUMBERS = (0.11, 1e-5, 1e-6)

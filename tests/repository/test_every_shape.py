@@ -17,6 +17,8 @@ LAUNCHED = {
     "interaction.cuh",
     "pack.cuh",
     "pad.cuh",
+    "step.cuh",
+    "step_rows.cuh",
     "turn.cuh",
     "weight_parts.cuh",
 }

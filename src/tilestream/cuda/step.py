@@ -14,10 +14,8 @@ from tilestream.cuda.cache import compiled
 from tilestream.cuda.driver import PreparedLaunch
 from tilestream.cuda.one_launch import Launch
 from tilestream.errors import InputError
-from tilestream.graph.decode import shape_of
-from tilestream.graph.decode.op import names_of
 from tilestream.kernels.step.kernel import StepKernel
-from tilestream.kernels.step.shape import WEIGHTS, Shape
+from tilestream.kernels.step.shape import WEIGHTS, Shape, names_of, shape_of
 
 KEPT = 64
 """Sets of addresses that launches are kept for: where results go varies from call to call."""

@@ -89,8 +89,8 @@ def best_splits(program: Pipeline, rows: int, device: Device, options: Options) 
 
     ``model``: the best by prediction. ``measured``: the best ``margins.SHARED``, some of every kind and of the highest
     tiles among them, and one with fewer groups; of a single layer ``margins.SHARED_ALONE``. ``exhaustive``: all that
-    fit, also with fewer groups and other depths of a ring stage. On many rows ``margins.SHARED_TILED``, but of
-    convolutions as many as on few: of one layer with nothing in front, whose tiles take turns; and of two where a row
+    fit, also with fewer groups and other depths of a ring stage. On many rows ``margins.SHARED_TILED``, but of one
+    convolution as many as on few: of one layer with nothing in front, whose tiles take turns; and of two where a row
     stream would leave SMs idle.
     """
     block = _block_at(program, rows, device)
@@ -103,7 +103,7 @@ def best_splits(program: Pipeline, rows: int, device: Device, options: Options) 
     ranked = _ranked(program, splits(block, rows, device, allowed), rows, device)
     if options.effort == "model":
         ranked = ranked[:1]
-    elif not thorough and rows > MOST_ROWS and block.grid is None:
+    elif not thorough and rows > MOST_ROWS and (block.grid is None or not block.one_layer):
         ranked = ranked[: margins.SHARED_TILED]
     elif not thorough:
         alone = block.one_layer

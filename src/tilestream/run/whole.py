@@ -226,13 +226,14 @@ class Whole:
             asked = ["whole graph", streamed.code, shapes, str(sorted(self.patches.items())), with_host, by_eager]
             return [*asked, *([STEP] if step else [])]
 
-        ours, other = Candidate(STREAMED, None, None, operator="Inductor's code"), Candidate(FALLBACK, None, None)
-        more = [Candidate(EAGER, None, None, operator="Inductor's calls")] * by_eager
+        other = Candidate(FALLBACK, None, None)
+        ours = [Candidate(STREAMED, None, None, operator="Inductor's code")]
+        ours += [Candidate(EAGER, None, None, operator="Inductor's calls")] * by_eager
         if step is not None:
             us = predicted_us(step[1], self.target.hardware)
-            more.append(Candidate(STEP, None, us, operator="one kernel"))
+            ours.insert(0, Candidate(STEP, None, us, operator="one kernel"))
         return Question(
-            "whole graph", 0, self.target.hardware, decides, lambda: (ours, *more, other),
+            "whole graph", 0, self.target.hardware, decides, lambda: (*ours, other),
             margin=margins.MARGIN_WHOLE, order=order,
         )  # fmt: skip
 

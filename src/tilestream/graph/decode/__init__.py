@@ -1,7 +1,7 @@
 """A decode step of a whole model: found in a graph, one operator in its place."""
 
-from tilestream.graph.decode.op import STEP, shape_of
+from tilestream.graph.decode.op import STEP
 from tilestream.graph.decode.place import place
 from tilestream.graph.decode.site import Site, site_of
 
-__all__ = ["STEP", "Site", "place", "shape_of", "site_of"]
+__all__ = ["STEP", "Site", "place", "site_of"]

@@ -8,36 +8,7 @@ import torch
 from torch import Tensor
 
 from tilestream.graph.own import operator
-from tilestream.kernels.step.shape import WEIGHTS, Shape
-
-HEAD_NORMS = ("query_norm", "key_norm")
-
-
-def shape_of(
-    row: Tensor, cos: Tensor, mask: Tensor | None, weights: Sequence[Tensor], caches: Sequence[Tensor]
-) -> Shape:
-    """What the operands of a step say."""
-    layers = len(caches) // 2
-    head_norms = (len(weights) - 2) // layers == len(WEIGHTS)
-    first = layer_of(weights, 0, head_norms)
-    features = cos.numel()
-    return Shape(
-        layers=layers,
-        width=row.numel(),
-        hidden=first["gate"].shape[0],
-        heads=first["query"].shape[0] // features,
-        key_heads=caches[0].shape[1],
-        features=features,
-        positions=caches[0].shape[2],
-        vocabulary=weights[-1].shape[0],
-        head_norms=head_norms,
-        masked=mask is not None,
-    )
-
-
-def names_of(head_norms: bool) -> list[str]:
-    """The weights that a layer has."""
-    return [name for name in WEIGHTS if head_norms or name not in HEAD_NORMS]
+from tilestream.kernels.step.shape import names_of, shape_of
 
 
 def layer_of(weights: Sequence[Tensor], layer: int, head_norms: bool) -> dict[str, Tensor]:

@@ -16,10 +16,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from tilestream.graph.decode.op import names_of
 from tilestream.graph.nodes import Unsupported, packet, value
 from tilestream.graph.rewrites.shared_keys import MASKS, given_to, is_attention
-from tilestream.kernels.step.shape import Shape
+from tilestream.kernels.step.shape import Shape, names_of
 
 aten = torch.ops.aten
 

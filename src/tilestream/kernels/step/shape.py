@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+from torch import Tensor
 
 WARPS = 16
 """Of a CTA."""
@@ -16,6 +19,7 @@ MOST_GROUP, MOST_LAYERS = 8, 256
 
 WEIGHTS = ("norm", "query", "key", "value", "query_norm", "key_norm", "output", "middle_norm", "gate", "up", "down")
 """Of a layer, in this order; without norms of heads those two are missing."""
+HEAD_NORMS = ("query_norm", "key_norm")
 
 
 @dataclass(frozen=True)
@@ -98,3 +102,30 @@ class Shape:
     def hand_overs(self) -> int:
         """Values that all CTAs wait for, one after the other."""
         return 5 * self.layers
+
+
+def names_of(head_norms: bool) -> list[str]:
+    """The weights that a layer has."""
+    return [name for name in WEIGHTS if head_norms or name not in HEAD_NORMS]
+
+
+def shape_of(
+    row: Tensor, cos: Tensor, mask: Tensor | None, weights: Sequence[Tensor], caches: Sequence[Tensor]
+) -> Shape:
+    """What the operands of a step say."""
+    layers = len(caches) // 2
+    head_norms = (len(weights) - 2) // layers == len(WEIGHTS)
+    first = dict(zip(names_of(head_norms), weights, strict=False))
+    features = cos.numel()
+    return Shape(
+        layers=layers,
+        width=row.numel(),
+        hidden=first["gate"].shape[0],
+        heads=first["query"].shape[0] // features,
+        key_heads=caches[0].shape[1],
+        features=features,
+        positions=caches[0].shape[2],
+        vocabulary=weights[-1].shape[0],
+        head_norms=head_norms,
+        masked=mask is not None,
+    )
