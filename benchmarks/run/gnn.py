@@ -443,6 +443,17 @@ def asked(description: str | None) -> argparse.ArgumentParser:
     return parser
 
 
+def began(given: argparse.Namespace, made_of: Callable[[str, bool], Iterator[Case]]) -> int | None:
+    """What a process of one group has done, or one without a GPU says: its exit code; None where measuring begins."""
+    if given.of:
+        worker(given.of, given, made_of)
+        return 0
+    if not given.cpu and not torch.cuda.is_available():
+        print("no GPU: nothing to measure", file=sys.stderr)
+        return 1
+    return None
+
+
 def told_gains(rows: Sequence[dict[str, Any]]) -> None:
     gains = [row["speedup"] for row in rows if "speedup" in row]
     if gains:
@@ -454,12 +465,8 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=RESULTS / "gnn.json")
     parser.set_defaults(module="run.gnn")
     given = parser.parse_args()
-    if given.of:
-        worker(given.of, given, cases)
-        return 0
-    if not given.cpu and not torch.cuda.is_available():
-        print("no GPU: nothing to measure", file=sys.stderr)
-        return 1
+    if (code := began(given, cases)) is not None:
+        return code
     from tilestream.bench.environment import environment
 
     where = environment()

@@ -22,11 +22,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from benchmarks.lib.full_models import FRESH, MODELS
 from benchmarks.lib.places import RESULTS
-from benchmarks.run.gnn import Case, asked, measured, told_gains, worker
+from benchmarks.run.gnn import Case, asked, began, measured, told_gains
 
 EVERY = {**MODELS, **FRESH}
 
@@ -42,12 +40,8 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=RESULTS / "real", metavar="FOLDER")
     parser.set_defaults(module="run.real_models")
     given = parser.parse_args()
-    if given.of:
-        worker(given.of, given, cases)
-        return 0
-    if not given.cpu and not torch.cuda.is_available():
-        print("no GPU: nothing to measure", file=sys.stderr)
-        return 1
+    if (code := began(given, cases)) is not None:
+        return code
     sets = {"fresh": FRESH, "seen": MODELS}
     wanted = [n for case in given.cases or ["seen"] for n in sets.get(case, [case])]
     if unknown := set(wanted) - EVERY.keys():

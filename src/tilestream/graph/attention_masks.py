@@ -19,7 +19,8 @@ from tilestream.graph.nodes import argument
 
 SDPA = torch.nn.functional.scaled_dot_product_attention
 FARTHEST = -1e30
-"""What is less, and finite, is made this: fused kernels have scores times log2(e)."""
+"""What is less, and finite, is made this, and so is what stands for minus infinity: fused kernels have scores times
+log2(e)."""
 MOST_KNOWN = 2**24
 """Pairs of a mask that is computed while compiling, where it depends on no argument."""
 

@@ -1,8 +1,8 @@
 """Attention that a model writes out: a product, a bias, softmax, another product; found, and said as a fused kernel.
 
 timm's Swin and many models of transformers write theirs so, and PyTorch does where no fused kernel takes a mask, with
-products of float32. Their copies of queries, keys and values, which batched
-products want, and their weights, which are as large as heads times queries times keys, are then never in memory.
+products of float32. Their copies of queries, keys and values, which batched products want, and their weights, which are
+as large as heads times queries times keys, are then never in memory.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, fx
 from torch.fx.node import map_arg
 
+from tilestream.graph.attention_masks import FARTHEST
 from tilestream.graph.nodes import packet, value
 from tilestream.graph.rewrites.insert import call
 
@@ -25,8 +26,6 @@ aten = torch.ops.aten
 IN_ORDER = {aten.clone, aten.view, aten._unsafe_view, aten.reshape, aten.alias, aten.detach, aten.expand}
 """What leaves elements in their order, if it leaves as many."""
 TURNS = {aten.transpose, aten.permute}
-FARTHEST = -1e30
-"""What stands for minus infinity, or for a number that is meant to be it, before scores are scaled: finite."""
 MEANT = -1e4
 """A score is not kept where it is replaced by less. Assumed: scores are thousands of times smaller."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor, fx
 from tilestream.graph.nodes import value
 from tilestream.graph.own import on_gpu, operator
 from tilestream.graph.rewrites.insert import call
-from tilestream.graph.rewrites.shared_keys import MASKS, given_to, take_over
+from tilestream.graph.rewrites.shared_keys import given_to, mask_given, take_over
 from tilestream.kernels.operators.few_queries import FEATURES, MOST_QUERIES
 from tilestream.run.attention import Alternative
 
@@ -52,13 +51,9 @@ def fits(node: fx.Node) -> bool:
     has_kernel = one == 1 and queries <= MOST_QUERIES and features in FEATURES and key.shape[2] <= MOST_POSITIONS
     if not has_kernel or query.dtype not in (torch.bfloat16, torch.float16) or list(key.shape[:2]) != [heads, 1]:
         return False
-    mask = _mask(given)
+    mask = mask_given(given)
     fake = None if mask is None else value(mask)
     return mask is None or (fake is not None and fake.dtype == query.dtype and _is_alike(fake))
-
-
-def _mask(given: Mapping[str, Any]) -> fx.Node | None:
-    return next((given[n] for n in MASKS if given.get(n) is not None), None)
 
 
 def _is_alike(mask: Tensor) -> bool:
@@ -81,7 +76,7 @@ def _scale(node: fx.Node) -> float:
 
 def _replace(node: fx.Node) -> bool:
     given = given_to(node)
-    query, mask = given["query"], _mask(given)
+    query, mask = given["query"], mask_given(given)
     with node.graph.inserting_before(node):
         if mask is not None and mask.meta["val"].dim() == 2:
             mask = call(node, aten.reshape.default, mask, [1, 1, 1, -1])

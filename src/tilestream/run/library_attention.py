@@ -16,7 +16,7 @@ from torch import Tensor, fx
 
 from tilestream.graph.nodes import value
 from tilestream.graph.rewrites.insert import call
-from tilestream.graph.rewrites.shared_keys import MASKS, given_to, take_over
+from tilestream.graph.rewrites.shared_keys import given_to, mask_given, take_over
 from tilestream.run.attention import Alternative
 
 aten = torch.ops.aten
@@ -35,7 +35,7 @@ def fits(node: fx.Node) -> bool:
     """Whether flash attention may do what cuDNN's does."""
     given = given_to(node)
     features = _features(node, (CUDNN,))
-    return features % 8 == 0 and 0 < features <= MOST_FEATURES and all(given.get(name) is None for name in MASKS)
+    return features % 8 == 0 and 0 < features <= MOST_FEATURES and mask_given(given) is None
 
 
 def _features(node: fx.Node, instead_of: tuple[Any, ...]) -> int:
@@ -85,8 +85,8 @@ def fits_efficient(node: fx.Node) -> bool:
     """Whether memory-efficient attention may do what flash attention or cuDNN's does: with what is added to scores, if
     that is of the same dtype, and known in all sizes."""
     given = given_to(node)
-    mask, query = next((given[name] for name in MASKS if given.get(name) is not None), None), value(given["query"])
-    if _features(node, (CUDNN, FLASH)) % 8 or not _features(node, (CUDNN, FLASH)) or query is None:
+    mask, query, features = mask_given(given), value(given["query"]), _features(node, (CUDNN, FLASH))
+    if not features or features % 8 or query is None:
         return False
     fake = value(mask)
     return mask is None or (
@@ -126,7 +126,7 @@ def _efficient(node: fx.Node, query: Tensor, key: Tensor, value: Tensor, mask: T
 
 def _replace_by_efficient(node: fx.Node) -> bool:
     given, operands = given_to(node), _operands(node)
-    added = next((given[name] for name in MASKS if given.get(name) is not None), None)
+    added = mask_given(given)
     last = node.prev
     if added is not None:
         sizes = _sizes(*(n.meta["val"] for n in operands[:2]))

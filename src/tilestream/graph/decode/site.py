@@ -17,7 +17,7 @@ import torch
 from torch import fx
 
 from tilestream.graph.nodes import Unsupported, packet, value
-from tilestream.graph.rewrites.shared_keys import MASKS, given_to, is_attention
+from tilestream.graph.rewrites.shared_keys import given_to, is_attention, mask_given
 from tilestream.kernels.step.shape import Shape, names_of
 
 aten = torch.ops.aten
@@ -217,7 +217,7 @@ def _layer(out: fx.Node) -> tuple[fx.Node, _Layer]:
     shared["cos"], shared["sin"] = _peeled(turned[0][1]), _peeled(turned[0][2])
     features = _shape(key)[3]
     shared["scale"] = given.get("scale") or features**-0.5
-    mask = next((given[n] for n in MASKS if given.get(n) is not None), None)
+    mask = mask_given(given)
     shared["mask"] = None if mask is None else _narrow(mask)
     rows = []
     for name, node in (("query", turned[0][0]), ("key", turned[1][0]), ("value", values.args[3])):

@@ -12,7 +12,7 @@ from tilestream.graph.masked.mask import boolean_mask, mask_of
 from tilestream.graph.masked.op import MASKED
 from tilestream.graph.nodes import Unsupported, first_alone, value
 from tilestream.graph.rewrites.insert import call
-from tilestream.graph.rewrites.shared_keys import MASKS, given_to, is_attention, take_over
+from tilestream.graph.rewrites.shared_keys import given_to, is_attention, mask_given, take_over
 from tilestream.kernels.parts.pairs import AXES, DENSE, PairMask
 
 aten = torch.ops.aten
@@ -123,7 +123,7 @@ def _returns_first(graph: fx.Graph) -> bool:
 
 def _boolean(node: fx.Node) -> fx.Node | None:
     given = given_to(node)
-    bias = next((given[n] for n in MASKS if given.get(n) is not None), None)
+    bias = mask_given(given)
     return boolean_mask(bias) if isinstance(bias, fx.Node) else None
 
 

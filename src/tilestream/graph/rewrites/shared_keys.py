@@ -8,6 +8,7 @@ read again in every layer. With one token a sequence the queries that share a he
 from __future__ import annotations
 
 import operator
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -85,6 +86,11 @@ def given_to(node: fx.Node) -> dict[str, Any]:
     """The arguments of a call, by name."""
     names = [a.name for a in node.target._schema.arguments]  # pyright: ignore
     return {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+
+
+def mask_given(given: Mapping[str, Any]) -> fx.Node | None:
+    """The mask among an attention's arguments (``given_to``), under whatever name; None where it has none."""
+    return next((given[name] for name in MASKS if given.get(name) is not None), None)
 
 
 def _unrepeated(repeated: fx.Node) -> fx.Node | None:
