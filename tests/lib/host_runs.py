@@ -7,16 +7,19 @@ from pathlib import Path
 from random_pipelines import tensors_for
 
 from tilestream import reference
-from tilestream.cuda.host.build import (
-    HostRun,
-    run_on_host,
-)
+from tilestream.cuda.host.build import HostRace, HostRun, HostTrap, run_on_host
+from tilestream.errors import QueueTimeout
 from tilestream.ir.pipeline import Pipeline
 
 # Beyond the reference machine's own error, relative to the norm: half an ulp of the result. Products of fp32 truncate
 # their operands to ten bits.
 CLOSE = {"bf16": 2**-9, "f16": 2**-12, "f32": 2**-17}
 TF32 = 2**-8
+
+
+# What a broken protocol shows, but for a wrong value: a race, or a wait that expires, in the machine or for a flag.
+# Which of them it is depends on the threads' timing.
+CAUGHT = (HostRace, HostTrap, QueueTimeout)
 
 
 def check(pipeline: Pipeline, rows: int, folder: Path, seed: int = 0, **options) -> None:
