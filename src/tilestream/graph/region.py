@@ -72,7 +72,8 @@ class Region:
     alone, for eager and Inductor; it takes ``arguments`` (names of nodes of the outer graph) and
     returns ``results`` as a tuple. ``symbols`` tells which argument's dimension is which symbolic
     size; dimension ``-1`` means the argument is the size itself. ``rows`` is the number of rows in
-    the call that was captured. ``minor``: it has little of its graph's time (``plan.minor``).
+    the call that was captured. ``minor``: it has little of its graph's time (``plan.minor``). ``cold``: its weights
+    are not in the L2 when it starts (``plan.cold``).
     """
 
     name: str
@@ -89,6 +90,7 @@ class Region:
     sources: tuple[str, ...]
     edges: EdgeArguments | None = None
     minor: bool = False
+    cold: bool = False
 
 
 def lower(

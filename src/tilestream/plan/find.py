@@ -29,6 +29,7 @@ from tilestream.kernels.product.block import MOST_ROWS
 from tilestream.kernels.product.finder import is_projection
 from tilestream.options import Options
 from tilestream.plan.aligned import aligns
+from tilestream.plan.cold import with_cold
 from tilestream.plan.edge_networks import pays, with_networks
 from tilestream.plan.gradient_launches import apart, gradient_sites, least_rows
 from tilestream.plan.messages import sorted_sums
@@ -127,7 +128,8 @@ def find(
         pays=partial(as_one_launch, options=options, device=device),
     )
     exclusions = tuple(e for e in part.exclusions if e.reason != RAGGED)
-    found = Found((*part.cuts, *ragged), exclusions, part.operators, graph, kind, tuple(sites))
+    cuts = with_cold((*part.cuts, *ragged), graph.graph, device)
+    found = Found(cuts, exclusions, part.operators, graph, kind, tuple(sites))
     asked = edge_networks(graph, part.cuts, ragged) if networks else []
     joined = tuple(each for each in asked if pays(each, options, device))
     if not joined:

@@ -35,7 +35,7 @@ GROWTH = 4
 
 log = logging.getLogger(__name__)
 
-_Key = tuple[Pipeline, Device, Options, bool, tuple[str, ...]]
+_Key = tuple[Pipeline, Device, Options, bool, bool, tuple[str, ...]]
 _plans: dict[_Key, list[Plan]] = {}
 _analyses: list[RegionAnalysis] = []
 
@@ -84,8 +84,10 @@ def question(region: Region, options: Options, target: Target) -> Question:
         options = options.with_(target="reference")
     options = effort_for(region, options)
     if region.program.ragged:
-        return ragged.question(region, target.hardware, options)
-    return planner.question(region.program, region.rows, target.hardware, options, turned(region, options))
+        asked = ragged.question(region, target.hardware, options)
+    else:
+        asked = planner.question(region.program, region.rows, target.hardware, options, turned(region, options))
+    return replace(asked, decides=lambda: ["cold", asked.decides()]) if region.cold else asked
 
 
 def measures(options: Options, target: Target) -> bool:
@@ -102,9 +104,10 @@ def chosen(asked: Question, trial: Callable[[], Trial], options: Options, target
 
 
 def _key(region: Region, options: Options, target: Target) -> _Key:
-    """What a plan is kept by: torch's own flag decides which candidates there are, and how weights lie their times."""
+    """What a plan is kept by: torch's own flag decides which candidates there are; how weights lie, and whether
+    they are cold, their times."""
     lying, options = turned(region, options).weights, effort_for(region, options)
-    return region.program, target.hardware, options, few_rows.in_any_order(options), lying
+    return region.program, target.hardware, options, region.cold, few_rows.in_any_order(options), lying
 
 
 def near_plan(region: Region, options: Options, target: Target) -> Plan | None:

@@ -14,7 +14,7 @@ from tilestream.graph.modules import copied
 from tilestream.graph.region import Region
 from tilestream.ir.pipeline import Pipeline
 from tilestream.plan.candidates import FALLBACK, Candidate
-from tilestream.run import epilogues, fallback
+from tilestream.run import cold, epilogues, fallback
 from tilestream.run.call import RegionCall
 from tilestream.run.made_up import random_arguments
 from tilestream.run.spec import spec_of
@@ -30,7 +30,7 @@ def region_trial(
     graphs: Mapping[str, fx.GraphModule] = MappingProxyType({}),
     present: Pipeline | None = None,
 ) -> Trial:
-    """A region on fresh random inputs, held to its own graph.
+    """A region on fresh random inputs, held to its own graph; on weights from DRAM where they are cold.
 
     Args:
         constant: whether weights are copied once, not at every call.
@@ -39,14 +39,21 @@ def region_trial(
         present: the pipeline that is the fallback, where that is not what Inductor makes of the region.
     """
 
+    given: list[Sequence[Any]] = []
+
     def call(candidate: Candidate, values: Sequence[Any]) -> Callable[[], Sequence[Tensor]]:
+        if not given:
+            given.extend(cold.sets(region, values, target.hardware.l2_bytes))
+        return cold.in_turn(run(candidate), given)
+
+    def run(candidate: Candidate) -> fallback.Call:
         pipeline = present if candidate.strategy == FALLBACK else candidate.pipeline
         if pipeline is not None:
             spec = spec_of(region, pipeline, target.kind, constant)
-            return partial(RegionCall(spec, target.device, rescue=False).on_values, values)
+            return RegionCall(spec, target.device, rescue=False).on_values
         with timed("inductor"):
-            given = graphs.get(candidate.strategy)
-            return partial(_inductors(region) if given is None else fallback.rest(given), values)
+            graph = graphs.get(candidate.strategy)
+            return _inductors(region) if graph is None else fallback.rest(graph)
 
     return Trial(region.name, partial(random_arguments, region), call, region.graph)
 
