@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, fx, nn
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from benchmarks.lib.static_decoders import Decoder
@@ -15,7 +17,8 @@ from tilestream.devices import H200
 from tilestream.graph.decode import STEP
 from tilestream.kernels.step.shape import Shape
 from tilestream.options import Options
-from tilestream.run import inductor, whole
+from tilestream.plan.candidates import Plan
+from tilestream.run import inductor, timing, whole
 from tilestream.run.backend import tilestream
 from tilestream.run.target import Target
 
@@ -147,3 +150,49 @@ def test_the_fastest_of_three_graphs_runs(
     found = choice.choose(streamed, plain, lambda graph, **_: graph, [], {"is_inference": True}, (step, shape))
     assert found is graphs[taken]
     assert whole.wholes()[-1].without_us == 1500
+
+
+class Replay:
+    """Stands for a CUDA graph on the CPU."""
+
+    def __init__(self, run: Any) -> None:
+        self.run, self.outputs = run, run()
+
+    def replay(self) -> None:
+        for kept, new in zip(self.outputs, self.run(), strict=True):
+            kept.copy_(new)
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.5])
+def test_a_step_that_computes_something_else_is_not_used(factor: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is held against float64, at the same position of the cache as the others, whoever was timed before."""
+
+    def step(x: Tensor, cache: Tensor, length: Tensor, factor: float = factor) -> tuple[Tensor]:
+        cache.index_copy_(0, length.view(1), x)
+        length.add_(1)
+        return (factor * (x @ cache.T),)
+
+    given = [torch.randn(1, 64), torch.randn(8, 64), torch.tensor(5)]
+    traced = {f: make_fx(partial(step, factor=f), tracing_mode="fake")(*given) for f in {1.0, factor}}
+    plain = traced[1.0]
+    monkeypatch.setattr(timing, "capture", Replay)
+    monkeypatch.setattr(timing, "to_choose", lambda arms: [[1.0] for _ in arms])
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (10**10, 10**10))
+    monkeypatch.setattr(whole.Whole, "measures", lambda _: True)
+    target = Target("cuda", torch.device("cpu"), H200)
+    choice = whole.Whole(Options(cache=False), target, {"of": factor}, [], given)
+    fakes = [n.meta["val"] for n in plain.graph.find_nodes(op="placeholder")]
+    made: list[fx.GraphModule] = []
+
+    def compiled(graph: fx.GraphModule, **_: Any) -> Any:
+        made.append(graph)
+        return lambda values: list(graph(*values))
+
+    chosen: list[Plan] = []
+    choose = whole.choose
+    monkeypatch.setattr(whole, "choose", lambda *asked: (chosen.append(choose(*asked)), chosen[-1])[1])
+    shape = Shape(30, 576, 1536, 9, 3, 64, 512, 49152)
+    choice.choose(copy.deepcopy(plain), plain, compiled, fakes, {"is_inference": True}, (traced[factor], shape))
+    wrong = [c.strategy for c in chosen[0].candidates if "wrong result" in c.rejected]
+    assert wrong == ([] if factor == 1.0 else [whole.STEP])
+    assert int(given[2]) == 5, "the user's own"
