@@ -167,7 +167,8 @@ class Whole:
             def run() -> Any:
                 if counted:  # a cache that fills up, call by call, would be full
                     torch._foreach_copy_(counted, begin)  # pyright: ignore[reportPrivateImportUsage]
-                return _tensors(made[candidate.strategy](list(values)))
+                results = made[candidate.strategy](list(values))
+                return results if step is None else _tensors(results)
 
             return run
 
