@@ -12,7 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from tilestream.graph import capture as capturing
 from tilestream.graph.attention_masks import SDPA, settle_masks
+from tilestream.options import Options
+from tilestream.plan.analyse import analyse
 
 BATCH, HEADS, TOKENS, FEATURES = 2, 4, 24, 16
 Run = Callable[..., Tensor]
@@ -91,6 +94,15 @@ def test_a_mask_that_no_argument_decides_is_dropped(run: Run, is_causal: bool) -
     assert made == 1 and node.kwargs["attn_mask"] is None and bool(node.kwargs.get("is_causal")) == is_causal
     assert not any(n.target is torch.arange for n in gm.graph.nodes)
     check_values(gm, run, *operands())
+
+
+@pytest.mark.parametrize("attention", [True, False])
+def test_explain_finds_what_compiling_does(attention: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the option masks stay as the model has them, in both."""
+    settled: list[fx.GraphModule] = []
+    monkeypatch.setattr(capturing, "settle_masks", settled.append)
+    analyse(causal, operands(), options=Options(device="h200", attention=attention))
+    assert len(settled) == attention
 
 
 def test_another_one_stays() -> None:

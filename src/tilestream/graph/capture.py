@@ -64,6 +64,7 @@ def capture(
     keywords: Mapping[str, Any] | None = None,
     training: bool = False,
     partition: Callable[..., tuple[fx.GraphModule, fx.GraphModule]] | None = None,
+    masks: bool = True,
 ) -> Captured:
     """Record the functional ATen graphs that ``model(*inputs, **keywords)`` makes.
 
@@ -76,6 +77,7 @@ def capture(
         training: with gradients, and the backward graphs for all that wants them; otherwise under ``torch.no_grad``.
         partition: cuts a joint graph into forward and backward, as AOTAutograd's ``partition_fn``; by default all that
             the backward graph reads is saved.
+        masks: whether those of attention are settled, as they are where the option ``attention`` is on.
 
     Raises:
         CaptureError: the model fails on these inputs, Dynamo or AOTAutograd refuse it, it holds no tensor operation,
@@ -83,14 +85,14 @@ def capture(
     """
     fakes, arguments, named = faked(model, inputs, keywords or {})
     try:
-        return _record(model, arguments, named, training, fakes, partition=partition)
+        return _record(model, arguments, named, training, fakes, partition=partition, masks=masks)
     except Exception as failure:
         if not _needs_values(failure):
             raise
         why = f"what it does depends on values{_at(failure)}"
         if is_fake((list(inputs), dict(keywords or {}))):
             raise NeedsValuesError(f"the model could not be captured: {why}", "give it real tensors") from failure
-        return _record(model, inputs, keywords or {}, training, None, why, partition)
+        return _record(model, inputs, keywords or {}, training, None, why, partition, masks)
 
 
 @dataclass
@@ -102,6 +104,7 @@ class _Recorder:
     breaks: list[str] = field(default_factory=list)
     inside: int = 0
     partition: Callable[..., tuple[fx.GraphModule, fx.GraphModule]] | None = None
+    masks: bool = True
 
     def backend(self, graph: fx.GraphModule, example: list[Any]) -> Callable[..., Any]:
         from torch._dynamo.backends.common import aot_autograd
@@ -110,7 +113,8 @@ class _Recorder:
         reason = getattr(graph, "compile_subgraph_reason", None)
         if reason is not None and reason.graph_break:
             self.breaks.append(_told(reason.reason) + _where(reason.user_stack))
-        settle_masks(graph)
+        if self.masks:
+            settle_masks(graph)
         compiler = aot_autograd(
             fw_compiler=self._keep("forward"),
             bw_compiler=self._keep("backward"),
@@ -147,10 +151,11 @@ def _record(
     fakes: contextlib.AbstractContextManager[Any] | None,
     ran: str = "",
     partition: Callable[..., tuple[fx.GraphModule, fx.GraphModule]] | None = None,
+    masks: bool = True,
 ) -> Captured:
     from tilestream.graph.eager import Watch
 
-    recorder = _Recorder(partition=partition)
+    recorder = _Recorder(partition=partition, masks=masks)
     watch = Watch(lambda: recorder.inside > 0)
     before = _refusals()
     run = torch.compile(alone(model), backend=recorder.backend)

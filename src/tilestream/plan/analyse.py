@@ -46,7 +46,8 @@ def analyse(
     """
     options = options or Options()
     device = device or devices.planned_for(options.device)
-    found = capture(model, inputs, keywords, training, training_cut(options, device, sums) if training else None)
+    cut = training_cut(options, device, sums) if training else None
+    found = capture(model, inputs, keywords, training, cut, options.attention)
     for graph, kind in zip(found.graphs, found.kinds, strict=True):
         if kind == "inference":
             place_expected(graph, False, options, device)
