@@ -30,5 +30,8 @@ SHORT = operator(
     _meaning,
     lambda query, *_: empty_result(query, by_token=True),
 )
-"""Of ``query`` [B, H, Q, F], ``key`` and ``value`` [B, H, K, F]; each of ``added`` is [period or 1, H or 1, Q or 1, K or 1],
-and sequence ``b`` has that of ``b % period``. ``safe``: rows of minus infinity alone give zeros, else no number."""
+"""Of ``query`` [B, H, Q, F], ``key`` and ``value`` [B, H, K, F].
+
+``added``: each [period or 1, H or 1, Q or 1, K or 1]; sequence ``b`` has that of ``b % period``.
+``safe``: rows of minus infinity alone give zeros, else no number.
+"""

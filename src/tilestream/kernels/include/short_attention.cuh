@@ -159,10 +159,10 @@ struct Tile {
       }
     }
   }
-  // Divided by the sums, through the place of the queries, to `rows` rows of `to`. Of a row of which nothing is kept zeros, or no number.
+  // Divided by the sums, through the place of the queries, of which a lane writes over what it alone read, to `rows` rows of `to`.
+  // Of a row of which nothing is kept zeros, or no number.
   TS_DEV void store(u32 queries, char* to, long long row_bytes, int rows) {
     const int l = lanes::lane();
-    lanes::together();  // all have read the queries
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const float over = SAFE && sum[h] == 0.0f ? 0.0f : ts::rcp_normal(sum[h]);

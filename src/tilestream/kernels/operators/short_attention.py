@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import ceil
 
 from tilestream.devices import Device
+from tilestream.ir.axes import Level, Loop, Spread
+from tilestream.ir.mesh_traffic import mesh_traffic
+from tilestream.ir.pipeline import Pipeline, Stage
+from tilestream.ir.read import axes, program, tensors
 from tilestream.kernels.costs import Amount, Counts
 from tilestream.kernels.operators.lanes import LaneKernel, text_of
 from tilestream.kernels.parts.params import Field, Struct, pointers
@@ -14,9 +19,9 @@ from tilestream.kernels.parts.params import Field, Struct, pointers
 NAME = "tilestream_short_attention"
 FEATURES = (16, 32, 64, 128)
 """Of a head: vectors of a row are a power of two."""
-MOST_KEYS, MOST_WIDE, MOST_TERMS = 256, 128, 2
-"""A lane has half as many scores in registers as there are keys, and of 128 features room for fewer; of what is added:
-a bias and a mask."""
+MOST_KEYS, MOST_WIDE, MOST_TERMS, LESS = 256, 128, 2, 28
+"""A lane has half as many scores in registers as there are keys, and of 128 features room for fewer; of what is added,
+a bias and a mask, each takes room of so many."""
 MOST_HELD = 64
 """Keys up to which a lane has room for what is added to its scores."""
 TILE, WARPS = 16, 4
@@ -47,6 +52,12 @@ PARAMS = Struct(
         Field("float", "scale"),
     ),
 )
+
+
+def has_kernel(keys: int, features: int, terms: int) -> bool:
+    """Whether there is one for heads like these, with so many terms added to scores."""
+    most = MOST_WIDE if features == FEATURES[-1] else MOST_KEYS - LESS * terms
+    return features in FEATURES and 0 < keys <= most and terms <= MOST_TERMS
 
 
 @dataclass(frozen=True)
@@ -129,6 +140,7 @@ class Grid:
         return 4 * blocks * (SCORE + added) + (blocks + 4 * steps) * features * PRODUCT + STORED
 
 
+@cache
 def grid_of(a: Attention, sms: int) -> Grid:
     """The grid that takes the fewest cycles."""
     made: list[Grid] = []
@@ -140,13 +152,31 @@ def grid_of(a: Attention, sms: int) -> Grid:
     return min(held, key=lambda grid: (grid.cycles(a, sms), grid.splits, grid.resident))
 
 
-def counts(a: Attention, device: Device) -> Counts:
-    """What a launch asks for: memory or issue, and a launch."""
-    grid = grid_of(a, device.sms)
-    rows = 2 * a.features * a.heads * a.batches * 2 * (a.queries + a.keys)
+def pipeline(a: Attention, terms: Sequence[Sequence[int]], scale: float) -> Pipeline:
+    """What the kernel computes, on axes: sequences are ``turns`` of ``period``.
+
+    Args:
+        terms: shapes [period or 1, heads or 1, queries or 1, keys or 1] of what is added.
+    """
+    sizes = {"i": a.turns, "w": a.period, "h": a.heads, "q": a.queries, "k": a.keys, "f": a.features}
+    known = axes(" ".join(f"{name}={size}" for name, size in sizes.items()))
+    views = [f"T{n}[{','.join(x for x, size in zip('whqk', shape, strict=True) if size > 1)}]"
+             for n, shape in enumerate(terms)]  # fmt: skip
+    ops = ["s[i,w,h,q,k]:f32 = product Q[i,w,q,h,f] K[i,w,k,h,f]", f"t[i,w,h,q,k]:f32 = mul s scalar={scale!r}"]
+    ops += [f"t{n}[i,w,h,q,k]:f32 = add {f't{n - 1}' if n else 't'} {view}" for n, view in enumerate(views)]
+    ops += [f"y[i,w,h,q,f] = product {f't{len(views) - 1}' if views else 't'} V[i,w,k,h,f] combine=softmax"]
+    text = "\n".join([*ops, "y -> Y[i,w,q,h,f]"])
+    given = f"Q[i,w,q,h,f] K[i,w,k,h,f] V[i,w,k,h,f] {' '.join(views)} >Y[i,w,q,h,f]"
+    loops = (Loop("i", 1), Loop("w", 1), Loop("h", 1), Loop("q", TILE))
+    stage = Stage("attention", program(text, known), loops, (Spread(Level.GRID, 1, ("w", "h", "i")),))
+    return Pipeline("short attention", tensors(given, known), (stage,))
+
+
+def counts(a: Attention, terms: Sequence[Sequence[int]], device: Device) -> Counts:
+    """What a launch asks for: memory or issue, and a launch. ``terms``: as of ``pipeline``."""
     streams = (
-        Amount("dram", rows, device.dram_bytes_per_s),
-        Amount("cycles", grid.cycles(a, device.sms), device.clock_hz),
+        Amount("dram", mesh_traffic(pipeline(a, terms, 1.0), {})["dram"], device.dram_bytes_per_s),
+        Amount("cycles", grid_of(a, device.sms).cycles(a, device.sms), device.clock_hz),
     )
     return Counts("short attention", (Counts("streams", streams, max), Amount("launch", device.launch_s)))
 
