@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -40,14 +41,14 @@ def call(
     grid = grid_of(a, sms)
     rows = [readable(t) for t in (query, key, value)]
     out = query.new_empty(batches, queries, heads, features)
-    values = {name: address(t) for name, t in zip(("query", "key", "value"), rows, strict=True)}
+    values: dict[str, Any] = {"scale": scale}
+    values |= {name: address(t) for name, t in zip(("query", "key", "value"), rows, strict=True)}
     missing = MOST_TERMS - len(terms)
     strides = [size * n for t in terms for n in t.stride()[:3]]
     values |= {"added": [*map(address, terms), *[0] * missing], "added_bytes": [*strides, *[0] * (3 * missing)]}
     for k, name in enumerate(("batch_bytes", "head_bytes", "row_bytes")):
         values[name] = [t.stride(k) * size for t in rows]
     values |= {"out": address(out), "heads": heads, "period": period, "turns": a.turns, "each": grid.each}
-    values["scale"] = scale
     return LaneCall(kernel(a, grid), grid.ctas(a) if out.numel() else 0, values, [out], [*rows, *terms])
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -323,10 +323,18 @@ def terms(site: Written) -> tuple[list[tuple[Step, float, list[int]]], float] | 
             scale *= step.other
             made = [(s, f * step.other, own) for s, f, own in made]
         else:
+            step = replace(step, other=_unexpanded(step.other))
             shape, own = _shape(step.node), _shape(step.other)
             made.append((step, 1.0, [1] * (len(shape) - len(own)) + own))
     periods = {own[0] for *_, own in made} - {1}
     return (made, scale) if len(periods) < 2 and all(len(own) == 4 for *_, own in made) else None
+
+
+def _unexpanded(node: fx.Node) -> fx.Node:
+    """What has the same for fewer sequences, heads or queries."""
+    while packet(node) in (aten.expand, aten.clone) and isinstance(node.args[0], fx.Node):
+        node = node.args[0]
+    return node
 
 
 def _as_period(own: list[int], shape: list[int], wanted: list[int]) -> list[int] | None:

@@ -19,7 +19,7 @@ from tilestream.kernels.parts.params import Field, Struct, pointers
 NAME = "tilestream_short_attention"
 FEATURES = (16, 32, 64, 128)
 """Of a head: vectors of a row are a power of two."""
-MOST_KEYS, MOST_WIDE, MOST_TERMS, LESS = 256, 128, 2, 28
+MOST_KEYS, MOST_WIDE, MOST_TERMS, LESS = 256, 128, 2, 40
 """A lane has half as many scores in registers as there are keys, and of 128 features room for fewer; of what is added,
 a bias and a mask, each takes room of so many."""
 MOST_HELD = 64
@@ -31,12 +31,12 @@ OTHERS, UNHELD, MOST_REGISTERS = 28, 34, 256
 again where it is loaded; that it may have. Of machine code: no case spills."""
 REGISTERS, SHARED, MOST_RESIDENT = 65536, 232_448, 8
 """Of an SM; CTAs of it."""
-SCORE, ADDED, PRODUCT, STORED = 6.5, 4.0, 1.5, 90.0
-"""Issue slots of a lane: of a score; of a number that is added to it, alone; of a product of matrices with what it
-reads; of a tile's results, sums and loads. Of machine code."""
-ISSUED, ALONE, LOADED = 0.65, 0.35, 40.0
-"""Instructions a cycle of a scheduler, and of it with one warp; bytes a cycle that an SM loads. Assumed, the first two
-as of depthwise convolutions."""
+SCORE, SUM, ADDED, PRODUCT, STORED = 4.5, 2.0, 4.0, 1.5, 130.0
+"""Issue slots of a lane: of a score; more of one that something is added to, and of reading a number of that; of a
+product of matrices with what it reads; of a tile's results, sums and loads. Machine code of four kernels, 3 % off."""
+ISSUED, ALONE, LOADED, LATENCY = 0.65, 0.35, 40.0, 1500.0
+"""Instructions a cycle of a scheduler, and of it with one warp; bytes a cycle that an SM loads, and cycles from asking
+to having them. Assumed, the first two as of depthwise convolutions."""
 
 PARAMS = Struct(
     "ShortAttentionParams",
@@ -121,22 +121,21 @@ class Grid:
 
     def most_resident(self, a: Attention) -> int:
         """CTAs that an SM's registers and shared memory hold."""
-        needed = ceil(a.keys / 8) * (8 if self.held(a) else 4) + a.features**2 // 128 + OTHERS
+        needed = ceil(a.keys / 8) * (8 if self.held(a) else 4) + a.features**2 // 100 + OTHERS
         needed += 0 if self.held(a) else UNHELD * (1 + (a.terms > 0))
         held = REGISTERS // (ceil(min(needed, MOST_REGISTERS) / 8) * 8 * 32 * WARPS)
         return min(held, SHARED // (self.shared_bytes(a) + 1024), MOST_RESIDENT)
 
     def cycles(self, a: Attention, sms: int) -> float:
-        """Of an SM: its CTAs' instructions and loads."""
-        beside = min(self.resident, ceil(self.ctas(a) / sms))
-        rounds = ceil(self.ctas(a) / (sms * self.resident)) * self.each
+        """Of an SM: its CTAs' instructions or loads, one of which is on its way while a sequence is worked on."""
+        beside, rounds = min(self.resident, ceil(self.ctas(a) / sms)), ceil(self.ctas(a) / (sms * self.resident))
         issued = ceil(self.tiles(a) / WARPS) * self.slots(a) * max(beside / ISSUED, 1 / ALONE)
-        return rounds * (issued + beside * self.loaded(a) / LOADED)
+        return rounds * self.each * max(issued, beside * self.loaded(a) / LOADED, LATENCY)
 
     def slots(self, a: Attention) -> float:
         """Issue slots of a lane for a tile of queries."""
         blocks, steps, features = ceil(a.keys / 8), ceil(a.keys / TILE), a.features // TILE
-        added = 0 if self.held(a) else a.terms * ADDED / (2 if a.paired else 1)
+        added = SUM * (a.terms > 0) + (0 if self.held(a) else a.terms * ADDED / (2 if a.paired else 1))
         return 4 * blocks * (SCORE + added) + (blocks + 4 * steps) * features * PRODUCT + STORED
 
 
@@ -149,7 +148,7 @@ def grid_of(a: Attention, sms: int) -> Grid:
             each = ceil(splits * a.heads * a.batches / (sms * resident))
             made.append(Grid(splits, max(1, min(each, a.turns)), resident))
     held = [grid for grid in made if grid.resident <= grid.most_resident(a)]
-    return min(held, key=lambda grid: (grid.cycles(a, sms), grid.splits, grid.resident))
+    return min(held, key=lambda grid: (grid.cycles(a, sms), grid.splits, -grid.resident))
 
 
 def pipeline(a: Attention, terms: Sequence[Sequence[int]], scale: float) -> Pipeline:

@@ -137,7 +137,7 @@ SHAPES = {
     "a query, 196 keys": (Attention(8, 6, 1, 196, 64), []),
     "64 keys of 64": (Attention(64, 8, 64, 64, 64, terms=1, paired=True, safe=False), [(1, 8, 64, 64)]),
     "256 keys": (Attention(4, 12, 256, 256, 64), []),
-    "200 keys, a bias and a mask": (Attention(4, 12, 200, 200, 64, period=4, terms=2), [(1, 12, 200, 200), (4, 1, 1, 200)]),
+    "176 keys, two terms": (Attention(4, 12, 176, 176, 64, terms=2), [(1, 12, 176, 176)] * 2),
     "128 features": (Attention(4, 12, 128, 128, 128, terms=1), [(1, 12, 128, 128)]),
     "16 features": (Attention(4, 12, 255, 255, 16), []),
 }
