@@ -31,6 +31,8 @@ from ragged_programs import Graph, aggregators, dot_products, gather_sum, weight
 from ragged_programs import attention as by_edges
 from random_pipelines import tensors_for
 from shared_tiles import Ffn
+from short_attentions import CASES as SHORT
+from short_attentions import Case as Short
 from stationary import data
 from test_gpu_backward_chains import CASES as CHAINS
 from test_gpu_blocks import KERNELS as BLOCKS
@@ -57,7 +59,7 @@ from tilestream.apps.layers import Layer
 from tilestream.bench.collectives import Runner
 from tilestream.bench.exchange import BLOCK_BYTES, Exchange, Kind
 from tilestream.bench.exchange import GATHERS as GATHER_KINDS
-from tilestream.cuda import few_queries, masked_attention, sorted_keys, weight_parts
+from tilestream.cuda import few_queries, masked_attention, short_attention, sorted_keys, weight_parts
 from tilestream.cuda.cache import compile_ahead, compiled
 from tilestream.cuda.compile import Source
 from tilestream.cuda.depthwise import convolved
@@ -246,6 +248,15 @@ def attention() -> None:
         few_queries.attention(q, k, v, added, 0.1)  # pyright: ignore[reportArgumentType]
 
 
+def short() -> None:
+    """Sequences after one another and one each, what is added held and read; keys and queries that stick out."""
+    for case in SHORT.values():
+        q, k, v = case.operands("cuda")
+        short_attention.attention(q, k, v, case.terms("cuda"), 0.1, True)
+    case = Short(1100, 1, 49, 32, ((1, 1, 49, 49), (4, 1, 49, 49)))
+    short_attention.attention(*case.operands("cuda"), case.terms("cuda"), 0.1, False)  # pyright: ignore
+
+
 def pads() -> None:
     """Rows of one piece and of many, the last of which is read in a vector that ends behind the tensor."""
     for k, dtype in ((7, F16), (479, torch.bfloat16), (1030, torch.bfloat16)):
@@ -337,7 +348,7 @@ OTHERS: dict[str, Callable[[], None]] = {
     "sums by segments": sums, "interactions": interactions, "collectives": collectives, "stamps": stamps,
     "turned weights": turned_weights, "attention": attention, "pads": pads, "attention over masks": masked,
     "sorted lists": sorted_lists, "experts": experts, "parts of weights": parts_of_weights,
-    "depthwise convolutions": depthwise, "decode steps": decode_steps,
+    "depthwise convolutions": depthwise, "decode steps": decode_steps, "attention over few keys": short,
 }  # fmt: skip
 SORTS = BesideSource("sorted keys", sorted_keys.text(), sorted_keys.SHARED_BYTES)
 BESIDE: dict[str, Callable[[], Sequence[Source]]] = {

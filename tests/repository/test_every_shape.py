@@ -17,6 +17,7 @@ LAUNCHED = {
     "interaction.cuh",
     "pack.cuh",
     "pad.cuh",
+    "short_attention.cuh",
     "step.cuh",
     "step_rows.cuh",
     "turn.cuh",

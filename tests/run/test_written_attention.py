@@ -15,14 +15,14 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from tilestream.devices import get
 from tilestream.graph.capture import capture
 from tilestream.graph.settled import settle
-from tilestream.graph.written_attention import Written, written_at
+from tilestream.graph.written_attention import Written, terms, written_at
 from tilestream.options import Options
 from tilestream.plan import chooser
 from tilestream.plan.candidates import FALLBACK
 from tilestream.run import library_attention, oracle, prepare, written_attention
 from tilestream.run.target import Target
 from tilestream.run.timer import Timer
-from tilestream.run.written_attention import WITH_BIAS, fuse_written, put
+from tilestream.run.written_attention import OURS, WITH_BIAS, fuse_written, put
 
 BATCH, HEADS, TOKENS, FEATURES = 4, 3, 9, 16
 WIDTH = HEADS * FEATURES
@@ -105,10 +105,10 @@ def by_torch(query: Tensor, key: Tensor, value: Tensor, added: Tensor | None, *_
     return (made.transpose(1, 2).contiguous().transpose(1, 2),)
 
 
-def fused(gm: fx.GraphModule) -> fx.GraphModule:
-    """The graph with the kernel, which stands for itself on a CPU."""
+def fused(gm: fx.GraphModule, name: str = WITH_BIAS) -> fx.GraphModule:
+    """The graph with a kernel, which stands for itself on a CPU."""
     (site,) = sites(gm)
-    put(site, WITH_BIAS)
+    put(site, name)
     settle(gm)
     for node in gm.graph.find_nodes(op="call_function", target=library_attention.EFFICIENT):
         node.target = by_torch
@@ -123,15 +123,16 @@ def called(gm: fx.GraphModule, run: Run, inputs: list[Tensor]) -> Tensor:
     return gm(*(left[tuple(h.shape), h.dtype] for h in held))[0]
 
 
+@pytest.mark.parametrize("kernel", [WITH_BIAS, OURS])
 @pytest.mark.parametrize("name", WRITTEN)
-def test_it_is_found_and_means_the_same(name: str) -> None:
+def test_it_is_found_and_means_the_same(name: str, kernel: str) -> None:
     run, inputs = WRITTEN[name], operands()
     gm = graph_of(run, *inputs)
     before = {n.name: n.meta["val"].stride() for n in gm.graph.nodes if isinstance(n.meta.get("val"), Tensor)}
     (site,) = sites(gm)
     assert [site.query.meta["val"].stride(k) for k in (0, 1, 2)] == [TOKENS * 3 * WIDTH, FEATURES, 3 * WIDTH]
     assert site.is_plain == (name == "plain")
-    gm = fused(gm)
+    gm = fused(gm, kernel)
     targets = {str(n.target) for n in gm.graph.nodes}
     assert not targets & {"aten.bmm.default", "aten._softmax.default"}
     for node in gm.graph.nodes:  # nobody behind it sees that the kernel's result lies otherwise
@@ -146,11 +147,43 @@ def test_it_is_found_and_means_the_same(name: str) -> None:
     assert oracle.error(got, exact) <= 2 * oracle.error(eager, exact)
 
 
-def test_rows_that_keep_nothing_are_as_eagers() -> None:
+SHAPES = {
+    "plain": [],
+    "biased": [(1.0, [1, HEADS, TOKENS, TOKENS])],
+    "shifted": [(1.0, [1, HEADS, TOKENS, TOKENS]), (1.0, [2, 1, TOKENS, TOKENS])],
+    "filled": [(0.5, [1, HEADS, TOKENS, TOKENS]), (0.5, [1, 1, TOKENS, TOKENS])],
+    "filled_low": [(1.0, [1, 1, TOKENS, TOKENS])],
+    "by_pytorch": [(1.0, [1, HEADS, TOKENS, TOKENS])],
+}
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_what_is_added_stays_apart(name: str) -> None:
+    """Of all heads or sequences once, and of windows of two kinds twice."""
+    (site,) = sites(graph_of(WRITTEN[name], *operands()))
+    found = terms(site)
+    assert found is not None and [one[1:] for one in found[0]] == SHAPES[name]
+
+
+def test_what_differs_by_more_than_a_period_is_not_ours() -> None:
+    def by_image(x: Tensor, mask: Tensor) -> Tensor:
+        q, k, v = heads(x)
+        scores = (q @ k.transpose(-2, -1)).view(BATCH // 2, 2, HEADS, TOKENS, TOKENS) + mask[:, None, None]
+        return joined(scores.view(-1, HEADS, TOKENS, TOKENS).softmax(-1) @ v)
+
+    x, _, mask, _ = operands()
+    (site,) = sites(graph_of(by_image, x, mask))
+    assert terms(site) is None
+    asked = written_attention.question(site, Target("cuda", torch.device("cuda"), get("h200")))
+    assert OURS not in [c.strategy for c in asked.propose()]
+
+
+@pytest.mark.parametrize("kernel", [WITH_BIAS, OURS])
+def test_rows_that_keep_nothing_are_as_eagers(kernel: str) -> None:
     """Of minus infinity no number, and of what is meant to be that the mean of all values."""
     inputs = operands()
     inputs[3][2] = True
-    gm = fused(graph_of(filled, *inputs))
+    gm = fused(graph_of(filled, *inputs), kernel)
     got, eager = called(gm, filled, inputs), filled(*inputs)
     assert got[:, 2].isnan().all() and eager[:, 2].isnan().all() and not got[:, 3:].isnan().any()
     assert not eager[:, 3:].isnan().any()
@@ -163,7 +196,7 @@ def test_rows_that_keep_nothing_are_as_eagers() -> None:
     put(*sites(gm), WITH_BIAS)  # pyright: ignore[reportCallIssue]
     (rows,) = gm.graph.find_nodes(op="call_function", target=torch.ops.aten.masked_fill.Scalar)
     assert rows.args[2] == float("-inf")
-    gm = fused(graph_of(biased, *inputs))
+    gm = fused(graph_of(biased, *inputs), kernel)
     got, eager = called(gm, biased, inputs), biased(*inputs)
     assert got[:, 3].isnan().all() and eager[:, 3].isnan().all()
     torch.testing.assert_close(got[:, 4:], eager[:, 4:], rtol=0.05, atol=0.05)
@@ -219,7 +252,7 @@ def test_the_faster_one_runs(wins: bool, monkeypatch: pytest.MonkeyPatch) -> Non
     gm = graph_of(twice, operands()[0])
     target = Target("cuda", torch.device("cuda"), get("h200"))
     assert fuse_written(gm, Options(cache=False), target) == 2 * wins
-    assert asked == [[*written_attention.KERNELS, FALLBACK]]
+    assert asked == [[*written_attention.KERNELS, OURS, FALLBACK]]
     assert fuse_written(gm, Options(cache=False, attention=False), target) == 0
 
 
@@ -234,12 +267,13 @@ def test_kernels_compute_the_same(name: str) -> None:
 
 
 @pytest.mark.gpu
-def test_rows_that_keep_nothing_on_a_gpu() -> None:
+@pytest.mark.parametrize("kernel", [WITH_BIAS, OURS])
+def test_rows_that_keep_nothing_on_a_gpu(kernel: str) -> None:
     inputs = [x.cuda() for x in operands()]
     inputs[1][:, 3] = float("-inf")
     inputs[1][:, 4] = torch.finfo(torch.bfloat16).min
     gm = graph_of(biased, *inputs)
-    put(*sites(gm), WITH_BIAS)  # pyright: ignore[reportCallIssue]
+    put(*sites(gm), kernel)  # pyright: ignore[reportCallIssue]
     settle(gm)
     got, eager = called(gm, biased, inputs), biased(*inputs)
     assert got[:, 3].isnan().all() and eager[:, 3].isnan().all()

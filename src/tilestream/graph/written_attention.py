@@ -8,9 +8,8 @@ as large as heads times queries times keys, are then never in memory.
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -244,19 +243,16 @@ def described(gm: fx.GraphModule) -> list[Any]:
             if n.op == "call_function"]  # fmt: skip
 
 
-def fuse(site: Written, kernel: Any, kernel_args: Callable[[fx.Node | None], tuple[Any, ...]]) -> None:
-    """Put a library's attention in the place of one that is written out.
+def fuse(site: Written, attend: Callable[[fx.Node, fx.Node, fx.Node], fx.Node]) -> None:
+    """Put a kernel in the place of an attention that is written out.
 
     Args:
-        kernel: returns the result first.
-        kernel_args: what it takes behind query, key and value, given what is added to scores.
+        attend: adds its nodes, and returns the result; of queries, keys and values.
     """
     last = site.last
     with last.graph.inserting_before(last):
-        added, scale = _added(site)
         key = site.keys if site.key_rows else call(last, aten.transpose.int, site.keys, -2, -1)
-        made = call(last, kernel, site.query, key, site.values, *kernel_args(added), scale=scale)
-        result: Any = call(last, operator.getitem, made, 0)
+        result = attend(site.query, key, site.values)
     for before in site.results:
         _take_over(before, result)
 
@@ -284,7 +280,7 @@ def _copies(node: fx.Node) -> bool:
     return packet(node) is aten.reshape
 
 
-def _added(site: Written) -> tuple[fx.Node | None, float]:
+def added(site: Written) -> tuple[fx.Node | None, float]:
     """What is added to scores, as ``[B or 1, H or 1, Q or 1, K]``, and the scale of those; of steps in their order."""
     last, scale, total = site.last, site.scale, None
 
@@ -308,6 +304,58 @@ def _added(site: Written) -> tuple[fx.Node | None, float]:
         return None, scale
     missing = 4 - len(_shape(total))
     return do(aten.reshape.default, _finite(total, site.is_safe, do), [*[1] * missing, *_shape(total)]), scale
+
+
+def terms(site: Written) -> tuple[list[tuple[Step, float, list[int]]], float] | None:
+    """Each that is added to scores, its factor, and its shape ``[period or 1, H or 1, Q or 1, K or 1]``: sequence ``b``
+    has that of ``b % period``; and the scale of scores. None where one has no such shape."""
+    made: list[tuple[Step, float, list[int]]] = []
+    scale, shape = site.scale, list[int]()
+    for step in site.steps:
+        if step.kind == "view":
+            wanted = _shape(step.node)
+            shapes = [_as_period(own, shape, wanted) for *_, own in made]
+            if any(own is None for own in shapes):
+                return None
+            made = [(s, f, own) for (s, f, _), own in zip(made, shapes, strict=True) if own is not None]
+            shape = wanted
+        elif step.kind == "scale":
+            scale *= step.other
+            made = [(s, f * step.other, own) for s, f, own in made]
+        else:
+            step = replace(step, other=_unexpanded(step.other))
+            shape, own = _shape(step.node), _shape(step.other)
+            made.append((step, 1.0, [1] * (len(shape) - len(own)) + own))
+    periods = {own[0] for *_, own in made} - {1}
+    return (made, scale) if len(periods) < 2 and all(len(own) == 4 for *_, own in made) else None
+
+
+def _unexpanded(node: fx.Node) -> fx.Node:
+    """What has the same for fewer sequences, heads or queries."""
+    while packet(node) in (aten.expand, aten.clone) and isinstance(node.args[0], fx.Node):
+        node = node.args[0]
+    return node
+
+
+def _as_period(own: list[int], shape: list[int], wanted: list[int]) -> list[int] | None:
+    """The shape of what is added to scores of ``shape``, for those looked at as ``wanted``: leading dimensions divide
+    sequences or are put together, and of those together it is the same for each of the first."""
+    alike = min(len(shape), len(wanted), 3)
+    if len(own) != len(shape) or shape[-alike:] != wanted[-alike:]:
+        return None
+    first, rest = own[:-alike], own[-alike:]
+    if all(n == 1 for n in first):
+        return [1] * (len(wanted) - alike) + rest
+    is_joined = len(wanted) == alike + 1 and len(first) == 2 and first[0] == 1
+    return [first[1], *rest] if is_joined else None
+
+
+def term(site: Written, step: Step, factor: float, shape: list[int]) -> fx.Node:
+    """What ``terms`` found, as a node."""
+    last = site.last
+    made = step.other if step.kind == "add" else _far(step, lambda op, *args: call(last, op, *args))
+    made = made if factor == 1.0 else call(last, aten.mul.Tensor, made, factor)
+    return made if _shape(made) == shape else call(last, aten.reshape.default, made, shape)
 
 
 def _far(step: Step, do: Callable[..., fx.Node]) -> fx.Node:

@@ -33,8 +33,7 @@ def softmax(op: TileOp, operands: Sequence[Tensor], lengths: dict[str, int]) -> 
     rows = [lengths[a] for a in kept]
     score = score.expand([lengths[a] for a in order]).reshape(*rows, -1)
     value = _each(op, values, score.dtype).expand([lengths[a] for a in order]).reshape(*rows, -1)
-    weight = score.logsumexp(-1)
-    return ((score - weight[..., None]).exp() * value).sum(-1), weight
+    return (score.softmax(-1) * value).sum(-1), score.logsumexp(-1)
 
 
 def together(a: Weighed, b: Weighed) -> Weighed:

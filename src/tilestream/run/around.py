@@ -16,6 +16,7 @@ from tilestream.run.early_launches import start_early
 from tilestream.run.epilogues import tunes
 from tilestream.run.few_queries import STREAMED
 from tilestream.run.library_attention import EFFICIENT_ATTENTION, FLASH_ATTENTION
+from tilestream.run.short_attention import SHORT_ATTENTION
 from tilestream.run.target import Target
 from tilestream.run.written_attention import fuse_written
 
@@ -37,4 +38,5 @@ def rewrite_around(
         replace_attention(graph, STREAMED, options, target)
         replace_attention(graph, FLASH_ATTENTION, options, target)
         replace_attention(graph, EFFICIENT_ATTENTION, options, target)
+        replace_attention(graph, SHORT_ATTENTION, options, target)
         start_early(graph, options)

@@ -19,6 +19,7 @@ from torch._inductor import config
 from tilestream.graph.live import storage
 from tilestream.graph.nodes import MATMULS, packet
 from tilestream.graph.rewrites.shared_keys import is_attention
+from tilestream.graph.short_attention import SHORT
 from tilestream.kernels.families import kernel_of
 from tilestream.options import Options
 from tilestream.run.few_queries import FEW_QUERIES
@@ -29,7 +30,7 @@ from tilestream.run.whole import is_written
 
 aten = torch.ops.aten
 
-OURS = (REGION, FEW_QUERIES)
+OURS = (REGION, FEW_QUERIES, SHORT)
 
 
 def start_early(graph: fx.GraphModule, options: Options) -> int:

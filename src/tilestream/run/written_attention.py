@@ -1,7 +1,8 @@
-"""Attention that a model writes out, by a library's kernel where that is faster than what Inductor makes of it."""
+"""Attention that a model writes out, by a library's kernel or by ours where that is faster than Inductor's."""
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
@@ -9,15 +10,30 @@ from typing import Any
 from torch import Tensor, fx
 
 from tilestream.announce import announced
+from tilestream.devices import Device
 from tilestream.graph.modules import copied
+from tilestream.graph.rewrites.insert import call
 from tilestream.graph.settled import settle
-from tilestream.graph.written_attention import Written, described, fuse, reads_rows, subgraph, written_at
+from tilestream.graph.short_attention import SHORT
+from tilestream.graph.written_attention import (
+    Written,
+    added,
+    described,
+    fuse,
+    reads_rows,
+    subgraph,
+    term,
+    terms,
+    written_at,
+)
 from tilestream.options import Options
 from tilestream.plan.candidates import FALLBACK, Candidate
 from tilestream.plan.chooser import Question, choose
 from tilestream.run import fallback, prepare
 from tilestream.run.library_attention import CUDNN, EFFICIENT, FLASH, MOST_FEATURES, MOST_SCORES, added_to
 from tilestream.run.made_up import random_tensor
+from tilestream.run.short_attention import NAME as OURS
+from tilestream.run.short_attention import predicted_us, takes
 from tilestream.run.stopwatch import timed
 from tilestream.run.target import Target
 from tilestream.run.timer import Timer, Trial
@@ -69,14 +85,37 @@ def _fits(site: Written) -> bool:
 
 
 def put(site: Written, name: str) -> None:
-    """One of ``KERNELS`` in the place of an attention."""
-    kernel, arguments = KERNELS[name]
-    fuse(site, kernel, lambda added: arguments(None if added is None else added_to(site.last, added, site.sizes)))
+    """Our kernel or one of ``KERNELS`` in the place of an attention."""
+
+    def library(*operands: fx.Node) -> fx.Node:
+        kernel, arguments = KERNELS[name]
+        whole, scale = added(site)
+        whole = None if whole is None else added_to(site.last, whole, site.sizes)
+        return call(site.last, operator.getitem, call(site.last, kernel, *operands, *arguments(whole), scale=scale), 0)
+
+    def ours(*operands: fx.Node) -> fx.Node:
+        found = terms(site)
+        assert found is not None, "only offered where it is found"
+        each = [term(site, *one) for one in found[0]]
+        return call(site.last, SHORT, *operands, each, found[1], site.is_safe)
+
+    fuse(site, ours if name == OURS else library)
+
+
+def _our_us(site: Written, device: Device) -> float | None:
+    """Predicted of our kernel, if there is one."""
+    found = terms(site)
+    query, key, values = (n.meta["val"] for n in (site.query, site.keys, site.values))
+    key = key if site.key_rows else key.mT
+    if found is None or not takes(query, key, values, len(found[0]), found[1]):
+        return None
+    return predicted_us(query, key.shape[2], [shape for *_, shape in found[0]], device)
 
 
 def question(site: Written, target: Target) -> Question:
     """Which kernel runs it."""
     names = list(KERNELS) if site.is_plain else [WITH_BIAS]
+    our_us = _our_us(site, target.hardware)
 
     def decides() -> list[Any]:
         fakes = [n.meta["val"] for n in site.leaves]
@@ -84,7 +123,9 @@ def question(site: Written, target: Target) -> Question:
         return ["written attention", described(_end(site)[1]), layouts]
 
     def propose() -> list[Candidate]:
-        return [*(Candidate(name, None, None, operator=name) for name in names), Candidate(FALLBACK, None, None)]
+        ours = [] if our_us is None else [Candidate(OURS, None, our_us, operator=OURS)]
+        libraries = [Candidate(name, None, None, operator=name) for name in names]
+        return [*libraries, *ours, Candidate(FALLBACK, None, None)]
 
     return Question("written attention", 0, target.hardware, decides, propose)
 

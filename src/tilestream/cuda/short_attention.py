@@ -1,0 +1,60 @@
+"""Attention over few keys, launched (``kernels/operators/short_attention``)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tilestream.cuda.beside import Address, LaneCall, launch, readable
+from tilestream.ir.dtypes import DTYPES
+from tilestream.kernels.operators.short_attention import MOST_TERMS, Attention, grid_of, kernel
+
+
+def attention(query: Tensor, key: Tensor, value: Tensor, added: Sequence[Tensor], scale: float, safe: bool) -> Tensor:
+    """``graph.short_attention.SHORT`` by its kernel."""
+    sms = torch.cuda.get_device_properties(query.device).multi_processor_count
+    return launch(call(query, key, value, added, scale, safe, sms), query.device)[0].transpose(1, 2)
+
+
+def call(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    added: Sequence[Tensor],
+    scale: float,
+    safe: bool,
+    sms: int,
+    address: Address = Tensor.data_ptr,
+) -> LaneCall:
+    """The launch that makes ``attention`` [batches, queries, heads, features] on a device of so many SMs."""
+    batches, heads, queries, features = query.shape
+    keys, size = key.shape[2], query.element_size()
+    whole = [_rows(t, keys) for t in added]
+    period = max([1, *(len(t) for t in whole)])
+    terms = [t.expand(period, heads, queries, keys) for t in whole]
+    paired = keys % 2 == 0 and not any(n % 2 for t in terms for n in (*t.stride()[:3], t.data_ptr() // size))
+    shape = (batches, heads, queries, keys, features)
+    a = Attention(*shape, DTYPES[query.dtype], period, len(terms), paired, safe)
+    grid = grid_of(a, sms)
+    rows = [readable(t) for t in (query, key, value)]
+    out = query.new_empty(batches, queries, heads, features)
+    values: dict[str, Any] = {"scale": scale}
+    values |= {name: address(t) for name, t in zip(("query", "key", "value"), rows, strict=True)}
+    missing = MOST_TERMS - len(terms)
+    strides = [size * n for t in terms for n in t.stride()[:3]]
+    values |= {"added": [*map(address, terms), *[0] * missing], "added_bytes": [*strides, *[0] * (3 * missing)]}
+    for k, name in enumerate(("batch_bytes", "head_bytes", "row_bytes")):
+        values[name] = [t.stride(k) * size for t in rows]
+    values |= {"out": address(out), "heads": heads, "period": period, "turns": a.turns, "each": grid.each}
+    return LaneCall(kernel(a, grid), grid.ctas(a) if out.numel() else 0, values, [out], [*rows, *terms])
+
+
+def _rows(t: Tensor, keys: int) -> Tensor:
+    """What is added, once if it is the same for all sequences, with keys next to each other: copied where they are
+    not."""
+    once = t if t.stride(0) else t[:1]
+    is_so = t.shape[3] == keys and (t.stride(3) == 1 or keys == 1)
+    return once if is_so else once.expand(*once.shape[:3], keys).contiguous()

@@ -1,0 +1,92 @@
+"""Attention over few keys as a kernel of ours, where it is faster than the library's: timed once a shape."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, fx
+
+from tilestream.devices import Device
+from tilestream.graph.nodes import value
+from tilestream.graph.own import on_gpu
+from tilestream.graph.rewrites.insert import call
+from tilestream.graph.rewrites.shared_keys import given_to, mask_given, take_over
+from tilestream.graph.short_attention import SHORT
+from tilestream.ir.dtypes import DTYPES
+from tilestream.kernels.operators.short_attention import Attention, counts, has_kernel
+from tilestream.run.attention import Alternative
+
+NAME = "attention over few keys"
+
+
+def _cuda(query: Tensor, key: Tensor, values: Tensor, added: Sequence[Tensor], scale: float, safe: bool) -> Tensor:
+    from tilestream.cuda.short_attention import attention
+
+    return attention(query, key, values, added, scale, safe)
+
+
+on_gpu(SHORT, _cuda)
+
+
+def takes(query: Tensor, key: Tensor, values: Tensor, terms: int, scale: float) -> bool:
+    """Whether there is a kernel for operands like these, [batches, heads, rows, features] of known sizes, and for so
+    many terms added to scores."""
+    shapes = [tuple(t.shape) for t in (query, key, values)]
+    if any(len(s) != 4 or not all(isinstance(n, int) for n in s) for s in shapes) or not scale > 0:
+        return False
+    (batches, heads, queries, features), keys = shapes[0], shapes[1][2]
+    alike = shapes[1] == shapes[2] == (batches, heads, keys, features) and batches * heads * queries > 0
+    return alike and query.dtype in (torch.bfloat16, torch.float16) and has_kernel(keys, features, terms)
+
+
+def predicted_us(query: Tensor, keys: int, terms: Sequence[Sequence[int]], device: Device) -> float:
+    """Of the kernel; ``terms``: the shapes of what is added."""
+    batches, heads, queries, features = query.shape
+    period = max([1, *(shape[0] for shape in terms)])
+    a = Attention(batches, heads, queries, keys, features, DTYPES[query.dtype], period, len(terms))
+    return counts(a, terms, device).us
+
+
+def fits(node: fx.Node) -> bool:
+    """Whether a library's attention may be ours."""
+    given = given_to(node)
+    known = [value(given[name]) for name in ("query", "key", "value")]
+    if any(fake is None for fake in known) or given.get("is_causal") or given.get("dropout_p"):
+        return False
+    query, key, values = known
+    mask = mask_given(given)
+    if not takes(query, key, values, int(mask is not None), _scale(node)):  # pyright: ignore[reportArgumentType]
+        return False
+    fake, whole = value(mask), (*query.shape[:3], key.shape[2])  # pyright: ignore[reportOptionalMemberAccess]
+    return mask is None or (
+        fake is not None
+        and fake.dtype == query.dtype  # pyright: ignore[reportOptionalMemberAccess]
+        and fake.dim() == 4
+        and all(n in (1, full) for n, full in zip(fake.shape, whole, strict=True))
+    )
+
+
+def _scale(node: fx.Node) -> float:
+    given = given_to(node)
+    return given.get("scale") or given["query"].meta["val"].shape[-1] ** -0.5
+
+
+def _ours(node: fx.Node, query: Tensor, key: Tensor, values: Tensor, mask: Tensor | None = None) -> Tensor:
+    return SHORT(query, key, values, [] if mask is None else [mask], _scale(node), True)
+
+
+def _replace(node: fx.Node) -> bool:
+    given = given_to(node)
+    mask, operands = mask_given(given), [given[name] for name in ("query", "key", "value")]
+    with node.graph.inserting_before(node):
+        made = call(node, SHORT, *operands, [] if mask is None else [mask], _scale(node), True)
+    if made.meta["val"].stride() != node.meta["val"][0].stride():
+        node.graph.erase_node(made)
+        return False
+    take_over(node, made)
+    return True
+
+
+SHORT_ATTENTION = Alternative(NAME, "attention stays a library's", fits, _ours, _replace)
+"""Our kernel, in the place of whichever library's there is."""
