@@ -53,7 +53,7 @@ struct Kernel {
   using T = bf16;
   using Result = bf16;
   static constexpr bool BEFORE = true;
-  static constexpr int FIRSTS = 2, LASTS = 1, INNER = 264, LOADS = 1, BESIDE_WORDS = 1;
+  static constexpr int FIRSTS = 2, LASTS = 1, PRODUCTS = 1, INNER = 264, LOADS = 1, BESIDE_WORDS = 1;
   static constexpr int HID_BLOCKS = 5, OUT_BLOCKS = 2, FIRST_STEPS = 5, SECOND_STEPS = 9, STEPS = 4, HIDDEN_WORDS = 1, RESULT_WORDS = 1;
   static constexpr u32 BARS = STEPS * STEP_BYTES + 2 * SLABS * CHUNK_BYTES;
   // Of result f, or of product f of the first layer.
@@ -115,10 +115,10 @@ struct Kernel {
     made[1] = v2[1];
   }
   // From the last layer's sums y to the result, r beside them.
-  static TS_DEV void after(const u32* w, const float (&y)[2], const float (&r)[2][LOADS + 1], float (&made)[2]) {
+  static TS_DEV void after(const u32* w, const float (&y)[2][PRODUCTS], const float (&r)[2][LOADS + 1], float (&made)[2]) {
     float v[1][2];
     Pair<bf16>::values(w + 0, v[0][0], v[0][1]);
-    const float v0[2] = {add(y[0], v[0][0]), add(y[1], v[0][1])};
+    const float v0[2] = {add(y[0][0], v[0][0]), add(y[1][0], v[0][1])};
     const float v1[2] = {add(r[0][0], v0[0]), add(r[1][0], v0[1])};
     made[0] = v1[0];
     made[1] = v1[1];

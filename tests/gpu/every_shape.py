@@ -191,7 +191,11 @@ PIPELINES: dict[str, Callable[[], Sequence[Made]]] = {
     "single layers of pixels": lambda: [pixels(name) for name in PIXELS],
     "tiled blocks": lambda: [
         (tile_block(block.program(), get("h200")), lambda block=block: block.tensors(ROWS, "cuda"), ROWS)
-        for block in (Ffn(1032, 520, 520, act="gelu", norm="layer", residual=True, dtype="f16"), GATED)
+        for block in (
+            Ffn(1032, 520, 520, act="gelu", norm="layer", residual=True, dtype="f16"),
+            GATED,
+            Layer(264, (520,), act="silu", gated=True),
+        )
     ],
     "backward chains": lambda: [(p, lambda p=p: chained(p, ROWS, device="cuda"), ROWS) for p in CHAINS.values()],
     "networks of edges": lambda: [

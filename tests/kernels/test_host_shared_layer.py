@@ -54,6 +54,8 @@ def check(layer: Layer, split: Split, rows: int, folder: Path, **options) -> dic
         (WIDE, Split(1, 2, Tail.NONE), 100),
         (Layer(72, (131,), residual=True, dtype="f16"), Split(1, 2, Tail.NONE, tile_rows=16), 9),  # rows start anywhere
         (Layer(72, (72, 131)), Split(1, 2, Tail.NONE, tile_rows=64), 50),
+        (Layer(136, (136,), act="silu", gated=True, residual=True), Split(1, 2, Tail.NONE), 100),
+        (Layer(72, (44,), bias=True, act="gelu", gated=True), Split(1, 3, Tail.NONE, row_tiles=2), 300),
     ],
     ids=str,
 )
@@ -73,11 +75,16 @@ TAILS = {
     "partials": Split(2, 2, tile_rows=64),
     "cluster": Split(2, 2, Tail.CLUSTER, tile_rows=64),
 }
+GATED = Layer(264, (136,), act="silu", gated=True)
 
 
 @pytest.mark.parametrize("name", TAILS)
 def test_no_races(name: str, folder: Path) -> None:
     check(QKV, TAILS[name], 50, folder, sanitize=True, launches=2)
+
+
+def test_no_races_of_a_gated_layer(folder: Path) -> None:
+    check(GATED, TAILS["alone"], 50, folder, sanitize=True, launches=2)
 
 
 def test_results_are_staged_where_both_warpgroups_are_done(folder: Path) -> None:

@@ -50,7 +50,11 @@ def test_values(block: Ffn, rows: int, folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("layer", "rows"),
-    [(Layer(200, (264,), bias=True, residual=True), 700), (Layer(136, (520, 264, 8), bias=True, act="gelu"), 300)],
+    [
+        (Layer(200, (264,), bias=True, residual=True), 700),
+        (Layer(136, (520, 264, 8), bias=True, act="gelu"), 300),
+        (Layer(200, (248,), bias=True, act="silu", gated=True, residual=True), 300),
+    ],
     ids=str,
 )
 def test_values_of_a_layer_by_itself(layer: Layer, rows: int, folder: Path) -> None:
@@ -94,7 +98,7 @@ MUTANTS = {
     "a page is loaded while slabs lie in it": Mutation(OWN, f"{STORED}      arrive_pair", "      arrive_pair"),
     "slabs are written to a page that is in use": Mutation(OWN, "smem, g, ring.take()", "smem, g, ring.addr()"),
     "sums begin with those of the tile before": Mutation("product.cuh", "if (k == 0)", "if (false)"),
-    "a residual is that of the slab before": Mutation(OWN, "K::LOADS > 0 && s + 1 < TILE_BLOCKS / 8", "false"),
+    "a residual is that of the slab before": Mutation(OWN, "K::LOADS > 0 && s + 1 < RESULT_SLABS<K>", "false"),
 }
 
 

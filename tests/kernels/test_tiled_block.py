@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import sass
@@ -21,11 +22,14 @@ from tilestream.ir.pipeline import Pipeline
 from tilestream.ir.verify import verify
 from tilestream.kernels.families import why_no_kernel
 from tilestream.kernels.fits import verify_on
+from tilestream.kernels.product.tiled_block.cost import tiled_block_cost
 from tilestream.kernels.product.tiled_block.model import TiledBlock, build
 from tilestream.kernels.shape import KernelShape, kernel_shape
 from tilestream.options import Options
+from tilestream.plan.candidates import prediction_of
+from tilestream.plan.one_launch import as_one_launch
 from tilestream.plan.passes import tile_block
-from tilestream.plan.planner import plan
+from tilestream.plan.planner import on_inductor, plan, proposals
 
 H200 = devices.get("h200")
 TWO = replace(H200, clusters=((2, 2),))
@@ -119,6 +123,8 @@ def test_the_reference_machine_runs_it(block: Ffn, rows: int) -> None:
 QKV = Layer(768, (2304,), bias=True)
 THREE = Layer(768, (768, 768, 768), bias=True)
 OUT = Layer(768, (768,), bias=True, residual=True)
+GATE_UP = Layer(576, (1536,), act="silu", gated=True)
+"""SmolLM-135M's gate and up."""
 
 
 @pytest.mark.parametrize("layer", [QKV, THREE])
@@ -135,9 +141,25 @@ def test_a_layer_is_the_second_product_alone(layer: Layer) -> None:
     assert hidden == operand == 0 and flags >= 8 * 132
 
 
+def test_a_gated_layer_has_half_of_its_accumulators_for_each_product() -> None:
+    pipeline = tile_block(GATE_UP.program(), H200)
+    verify_on(pipeline, H200)
+    s = schedule(pipeline)
+    assert (s.hid_blocks, s.out_blocks, s.second_steps) == (0, 12, 9) and s.block.products == 2
+    assert (
+        tiled_block_cost(s, 8192, H200).seconds
+        < 0.7 * tiled_block_cost(schedule(tile_block(Layer(576, (1536, 1536)).program(), H200)), 16_384, H200).seconds
+    )
+
+
 @pytest.mark.parametrize("rows", [1, 700])
 @pytest.mark.parametrize(
-    "layer", [Layer(264, (264,), bias=True, residual=True), Layer(200, (264, 8), bias=True, act="gelu")]
+    "layer",
+    [
+        Layer(264, (264,), bias=True, residual=True),
+        Layer(200, (264, 8), bias=True, act="gelu"),
+        Layer(264, (248,), bias=True, act="gelu", gated=True, residual=True),
+    ],
 )
 def test_the_reference_machine_runs_a_layer(layer: Layer, rows: int) -> None:
     pipeline = tile_block(layer.program(), TWO)
@@ -271,6 +293,53 @@ def test_projections_and_their_residual_are_regions(count: int) -> None:
     assert blocks[0].count("add") == 2
 
 
+class Gated(nn.Module):
+    """``down(silu(gate(x)) * up(x)) + x``, whose weights of gate and up are two, or one."""
+
+    def __init__(self, one: bool) -> None:
+        super().__init__()
+        width, hidden = 576, 1536
+        self.gate = None if one else nn.Linear(width, hidden, bias=False)
+        self.up = nn.Linear(width, 2 * hidden if one else hidden, bias=False)
+        self.down = nn.Linear(hidden, width, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        gate, up = (self.gate(x), self.up(x)) if self.gate is not None else self.up(x).chunk(2, -1)
+        return self.down(up * nn.functional.silu(gate)) + x
+
+
+@pytest.mark.parametrize("one", [True, False])
+def test_gate_and_up_are_one_layer_where_the_block_is_not_one_launch(one: bool) -> None:
+    torch.compiler.reset()
+    model = Gated(one).bfloat16().eval()
+    with torch.no_grad():
+        (graph,) = capture(model, (torch.randn(4, 512, 576).bfloat16(),)).graphs
+
+    def found(**options) -> list[list[str]]:
+        return [
+            [op.kind for op in r.program.stages[0].ops] for r in partition(graph, projections=True, **options).regions
+        ]
+
+    (block,) = found()
+    assert block.count("linear") == 3
+    gated, down = found(pays=lambda _: False)
+    assert gated.count("linear") == 2 and gated[-2:] == ["mul", "store"] and gated.count("store") == 1
+    assert down == ["load", "linear", "load", "add", "store"]
+    pays = partial(as_one_launch, options=Options(), device=H200)
+    assert found(pays=pays) == [gated, down]
+    made = [r.program for r in partition(graph, projections=True, pays=pays).regions]
+    best = min(prediction_of(c) for c in proposals(made[0], 2048, H200, Options()) if c.pipeline is not None)
+    assert best < 0.7 * (on_inductor(made[0], 2048, H200).predicted_us or 0.0)
+
+
+def test_a_block_that_is_predicted_to_win_as_one_launch_is_kept() -> None:
+    torch.compiler.reset()
+    with torch.no_grad():
+        (graph,) = capture(Block(768, 3072).bfloat16().eval(), (torch.randn(16_384, 768).bfloat16(),)).graphs
+    pays = partial(as_one_launch, options=Options(), device=H200)
+    assert len(partition(graph, projections=True, pays=pays).regions) == 1
+
+
 def test_a_product_alone_is_a_librarys() -> None:
     torch.compiler.reset()
     with torch.no_grad():
@@ -295,7 +364,9 @@ def test_a_layer_that_a_row_stream_begins_with_stays_its_own() -> None:
 
 
 @pytest.mark.nvrtc
-@pytest.mark.parametrize("block", [VIT, GATED, QKV, THREE], ids=["norm", "gated", "layer", "layers"])
+@pytest.mark.parametrize(
+    "block", [VIT, GATED, QKV, THREE, GATE_UP], ids=["norm", "gated", "layer", "layers", "gated layer"]
+)
 def test_kernels_compile_without_spills(block: Ffn | Layer) -> None:
     assert [r.spills for r in cuda.compile_only(tile_block(block.program(), H200))] == [0]
 

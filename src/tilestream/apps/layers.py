@@ -29,7 +29,7 @@ def random_operands(program: Pipeline, rows: int, device: str = "cpu", seed: int
 class Layer:
     """``k`` to each of ``outs``, as ``y0``, ``y1``, ...: with biases, an activation, a residual ``r`` behind the first.
 
-    ``norm``: ``layer`` or ``rms``, in front.
+    ``norm``: ``layer`` or ``rms``, in front. ``gated``: times a second product of the same input, after the activation.
     """
 
     k: int
@@ -39,6 +39,7 @@ class Layer:
     act: str = ""
     residual: bool = False
     dtype: str = "bf16"
+    gated: bool = False
 
     def program(self) -> Pipeline:
         """One stage of row ops, as a region has them."""
@@ -66,6 +67,8 @@ class Layer:
             y = op("linear", f"u{f}", out, (a,), params + ((parameter(f"b{f}", out),) if w.bias else ()))
             if w.act:
                 y = op(w.act, f"h{f}", out, (y,))
+            if w.gated:
+                y = op("mul", f"m{f}", out, (y, op("linear", f"v{f}", out, (a,), (parameter(f"up{f}", out, w.k),))))
             if w.residual and f == 0:
                 tensors.append(Tensor.of("r", Role.INPUT, (out,), w.dtype))
                 y = op("add", "new", out, (op("load", "old", out, (), ("r",)), y))
@@ -88,6 +91,7 @@ class Layer:
         for f in range(len(self.outs)):
             y = F.linear(a, t[f"w{f}"], t.get(f"b{f}"))
             y = ACTIVATIONS[self.act](y) if self.act else y
+            y = y * F.linear(a, t[f"up{f}"]) if self.gated else y
             made[f"y{f}"] = t["r"] + y if self.residual and f == 0 else y
         return made
 
@@ -107,6 +111,7 @@ LAYERS = {
     "vit-joint-qkv": Layer(768, (2304,), bias=True),
     "smollm-qkv": Layer(576, (576, 192, 192)),
     "smollm-o": Layer(576, (576,), residual=True),
+    "smollm-gate-up": Layer(576, (1536,), act="silu", gated=True),
     "smollm-down": Layer(1536, (576,), residual=True),
     "deit-joint-qkv": Layer(384, (1152,), bias=True),
     "deit-up": Layer(384, (1536,), bias=True, act="gelu"),

@@ -126,7 +126,7 @@ TS_DEV void load_weights(const P& p, const Position& me, u32 smem) {
     ring.wait_empty();
     bar_expect(ring.full(), K::DEPTH * K::OUT_COLUMNS * 2);
 #pragma unroll
-    for (int f = 0; f < K::LASTS; ++f)
+    for (int f = 0; f < K::LASTS * K::PRODUCTS; ++f)
       load_panels<K::DEPTH>(ring.addr() + K::start(f) * 128, &p.lasts[f], me.group * K::GROUP_COLUMNS + i * K::DEPTH, me.column * K::width(f),
                             ring.full(), K::OUT_COLUMNS * 128);
   }

@@ -59,7 +59,7 @@ TS_DEV SlabRing late_slabs(u32 smem, int g, u32 page) {
   return SlabRing(slab_bars<K>(smem, g) + 16 * SLABS, page + g * SLABS * CHUNK_BYTES);
 }
 template <class K>
-TS_DEV int slabs_of(const Unit& x) { return TILE_COLUMNS / 64 / (x.second || K::FIRSTS < 2 ? 1 : 2); }
+TS_DEV int slabs_of(const Unit& x) { return TILE_COLUMNS / 64 / (x.second ? K::PRODUCTS : K::FIRSTS < 2 ? 1 : 2); }
 template <class K>
 TS_DEV void init_tiled(u32 smem) {
   for (int i = 0; i < K::STEPS; ++i) {
@@ -87,7 +87,8 @@ TS_DEV const TensorMap* right_of(const P& p, const Unit& x, int half, int& row) 
     if (!x.second) row = K::offset(half) + x.column * HALF_COLUMNS;
   if constexpr (K::FIRSTS > 0)
     if (!x.second) return &p.firsts[K::FIRSTS == 2 ? half : 0];
-  return &p.lasts[x.last];
+  if constexpr (K::PRODUCTS == 2) row = x.block * HALF_COLUMNS;
+  return &p.lasts[K::PRODUCTS == 2 ? half : x.last];
 }
 template <class K, class P>
 TS_DEV const TensorMap* to_of(const P& p, const Unit& x) {
@@ -238,6 +239,8 @@ TS_DEV void load_columns(const P& p, ColumnWords<K>& columns, const Unit& x) {
 
 template <class K>
 constexpr int HIDDEN_SLABS = TILE_BLOCKS / 8 / K::FIRSTS;
+template <class K>
+constexpr int RESULT_SLABS = TILE_BLOCKS / 8 / K::PRODUCTS;
 
 // Where a warpgroup leaves its tiles, slab by slab.
 template <class K>
@@ -273,7 +276,7 @@ struct Beside : Registers<u32, 8 * 2 * K::BESIDE_WORDS + 1> {};
 template <class K, class P>
 TS_DEV void load_beside(const P& p, u32* w, const Unit& x, int g, u32 t, int block, int j) {
   const int row = x.rows * TILE_ROWS + g * ROWS + row_of(t, j);
-  K::beside_words(p, row < p.rows ? row : p.rows - 1, x.block * TILE_COLUMNS + col_of(t, block), w);
+  K::beside_words(p, row < p.rows ? row : p.rows - 1, x.block * 64 * RESULT_SLABS<K> + col_of(t, block), w);
 }
 template <class K, class P>
 TS_DEV void first_beside(const P& p, Beside<K>& beside, const Unit& x, int g) {
@@ -305,9 +308,13 @@ TS_DEV void leave_slab(const P& p, const Fragment<TILE_BLOCKS>& acc, Slabs<K>& s
         float both[2];
         if constexpr (SECOND) {
           u32* const words = &TS_REG(beside, (2 * i + j) * K::BESIDE_WORDS);
-          float r[2][K::LOADS + 1], y[2] = {sum(8 * s, 0), sum(8 * s, 1)};
+          float r[2][K::LOADS + 1], y[2][K::PRODUCTS];
+#pragma unroll
+          for (int n = 0; n < K::PRODUCTS; ++n)
+#pragma unroll
+            for (int e = 0; e < 2; ++e) y[e][n] = sum(8 * (n * RESULT_SLABS<K> + s), e);
           K::beside_values(words, r);
-          if (K::LOADS > 0 && s + 1 < TILE_BLOCKS / 8) load_beside<K>(p, words, x, g, t, 8 * s + 8 + i, j);
+          if (K::LOADS > 0 && s + 1 < RESULT_SLABS<K>) load_beside<K>(p, words, x, g, t, 8 * s + 8 + i, j);
           K::after(w, y, r, both);
           made[i & 1][j] = K::Result::pack(both[0], both[1]);
         } else {
@@ -361,7 +368,7 @@ TS_DEV void consume_tiles(const P& p, u64 epoch, u32 smem, int cluster, int rank
       // Its bulk loads have completed (mbarriers said so): a relaxed store cannot overtake those waits.
       if (K::FIRSTS > 0 && group_leader()) flag_relaxed(flags_of<K>(p).read + (x.rows % w.slots * 2 + g) * K::OUT_BLOCKS + x.column, ticket_of(w, epoch, x.rows));
 #pragma unroll
-      for (int s = 0; s < TILE_BLOCKS / 8; ++s) leave_slab<K, true>(p, acc, slabs, columns, beside, x, g, s);
+      for (int s = 0; s < RESULT_SLABS<K>; ++s) leave_slab<K, true>(p, acc, slabs, columns, beside, x, g, s);
     } else if constexpr (K::FIRSTS > 0) {
 #pragma unroll
       for (int s = 0; s < HIDDEN_SLABS<K>; ++s) leave_slab<K, false>(p, acc, slabs, columns, beside, x, g, s);

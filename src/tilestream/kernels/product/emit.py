@@ -26,7 +26,7 @@ def argument(code: Code, vectors: int) -> Struct:
         (
             Field(MAP, "input"),
             *([Field(MAP, "firsts", len(b.firsts))] if b.firsts else []),
-            Field(MAP, "lasts", len(b.lasts)),
+            Field(MAP, "lasts", len(b.lasts) * b.products),
             *code.maps(),
             Field("const void*", "vectors", max(vectors, 1)),
             Field("const void*", "rows_of", loads),
@@ -67,8 +67,8 @@ def emit(pipeline: Pipeline, code: Code) -> KernelSource:
     s, b, vectors = code.s, code.b, vectors_of(code.b)
     beside = residuals(b, pipeline, code.column, code.even_rows)
     shape = {
-        "FIRSTS": len(b.firsts), "LASTS": len(b.lasts), "INNER": b.sizes[0], "LOADS": len(beside.values),
-        "BESIDE_WORDS": beside.count,
+        "FIRSTS": len(b.firsts), "LASTS": len(b.lasts), "PRODUCTS": b.products, "INNER": b.sizes[0],
+        "LOADS": len(beside.values), "BESIDE_WORDS": beside.count,
     }  # fmt: skip
     params = argument(code, len(vectors))
     in_front = len(vectors) - len(b.vectors(b.before))

@@ -39,5 +39,6 @@ class Operands:
             return self.call.encode(MatrixMap(b.dtype, address, columns, rows, row_bytes, box_rows))
 
         firsts = [weight(f.weight, k, self.pipeline.tensor(f.weight).shape[0], first_rows) for f in b.firsts]
-        lasts = [weight(x.weight, hid, x.columns, n) for x, n in zip(b.lasts, last_rows, strict=True)]
+        wide = zip(b.lasts, last_rows, strict=True)
+        lasts = [weight(x.weight, hid, last.columns, n) for last, n in wide for x in last.products]
         return {**({"firsts": firsts} if firsts else {}), "lasts": lasts}

@@ -82,7 +82,7 @@ class SharedTileCode:
         }  # fmt: skip
 
     def lists(self) -> Mapping[str, Sequence[int]]:
-        return {"width": self.s.widths, "start": self.s.starts}
+        return {"width": self.s.product_widths, "start": self.s.starts}
 
     def reads(self) -> Sequence[tuple[str, Sequence[str]]]:
         """Every CTA has ``MIDDLE`` columns from ``hid`` on of the middle's, and ``member``'s of the results'."""

@@ -172,13 +172,18 @@ class SharedTile:
 
     @property
     def out_columns(self) -> int:
-        """Columns of all results that a CTA has."""
-        return sum(self.widths)
+        """Columns of all products of the last layer that a CTA has."""
+        return sum(self.product_widths)
+
+    @property
+    def product_widths(self) -> tuple[int, ...]:
+        """Of each product of the last layer: those of a gated one lie behind each other."""
+        return self.widths * self.block.products
 
     @property
     def starts(self) -> tuple[int, ...]:
-        """Where those of each result begin among them."""
-        return tuple(sum(self.widths[:f]) for f in range(len(self.widths)))
+        """Where those of each product begin among them."""
+        return tuple(sum(self.product_widths[:f]) for f in range(len(self.product_widths)))
 
     @property
     def group_columns(self) -> int:
@@ -311,7 +316,7 @@ def build(stage: Stage, pipeline: Pipeline, limit: int = SHARED_LIMIT) -> Shared
         check_alignment(stage.name, axis, size)
     if tail is Tail.REDUCE_ADD:
         check_alignment(stage.name, block.outs[0], out)
-    for what, columns in (("middle", middle * len(block.firsts)), ("result", sum(widths))):
+    for what, columns in (("middle", middle * len(block.firsts)), ("result", sum(widths) * block.products)):
         if columns > MOST_COLUMNS or columns // 2 > MOST_ACCUMULATORS:
             most = min(MOST_COLUMNS, 2 * MOST_ACCUMULATORS)
             raise VerifyError(
@@ -396,6 +401,11 @@ def _tail(stage: Stage, block: Block, d: Directions) -> Tail:
         return Tail.REDUCE_ADD
     if d.groups == 1:
         return Tail.NONE
+    if block.products > 1:
+        raise VerifyError(
+            f"stage {stage.name!r}: groups add partial sums of one product, and its result is made of two",
+            "use one group",
+        )
     return Tail.CLUSTER if d.groups_at is Level.CLUSTER else Tail.PARTIALS
 
 

@@ -36,7 +36,7 @@ class TiledBlockCode:
         self.s, self.b = s, s.block
         made = epilogues(s.block)
         after = made[-len(s.block.lasts)]
-        self.column = _inside(after.columns, COLUMNS)
+        self.column = _inside(after.columns, s.result_columns)
         index, inside = "", self.column
         if len(s.block.lasts) > 1:  # all have the same epilogue: the vectors of one lie behind those of another
             index, inside = f" + last * {len(after.vectors)}", "c < columns_of(last) ? c : 0"

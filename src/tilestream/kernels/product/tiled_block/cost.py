@@ -41,7 +41,7 @@ def tiled_block_cost(s: TiledBlock, rows: int, device: Device) -> Counts:
     )
     between = BETWEEN_S * scaling.cycles(device)
     hidden_s = between + _arithmetic_s(s.block.middle, s.hidden_columns, device)
-    result_s = between + _arithmetic_s(s.block.lasts[0].after, COLUMNS, device)
+    result_s = between + _arithmetic_s(s.block.lasts[0].after, s.result_columns, device)
     work = Counts(
         "work",
         (
@@ -50,7 +50,7 @@ def tiled_block_cost(s: TiledBlock, rows: int, device: Device) -> Counts:
         ),
     )
     beside = sum(op.kind == "load" for op in s.block.after)
-    dram = 2 * (rows * (k + out * (1 + beside)) + hid * (k * len(s.block.firsts) + out))
+    dram = 2 * (rows * (k + out * (1 + beside)) + hid * (k * len(s.block.firsts) + out * s.block.products))
     spilled = max(0.0, 1 - device.l2_bytes / s.hidden_bytes) * 4 * rows * hid if s.hidden_bytes else 0.0
     streams = Counts("streams", (work, Amount("dram", dram + spilled, device.dram_bytes_per_s)), max)
     ours = START_S - H200.launch_s

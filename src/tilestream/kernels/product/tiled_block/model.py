@@ -87,9 +87,14 @@ class TiledBlock:
         return 0 if self.block.one_layer else ceil(self.block.sizes[1] / self.hidden_columns)
 
     @property
+    def result_columns(self) -> int:
+        """Of a result, a unit, likewise."""
+        return COLUMNS // self.block.products
+
+    @property
     def result_blocks(self) -> tuple[int, ...]:
         """Blocks of columns of each result."""
-        return tuple(ceil(last.columns / COLUMNS) for last in self.block.lasts)
+        return tuple(ceil(last.columns / self.result_columns) for last in self.block.lasts)
 
     @property
     def out_blocks(self) -> int:
@@ -226,7 +231,7 @@ def _checked(name: str, block: Block, clusters: int) -> TiledBlock:
 def loop_tiles(block: Block) -> dict[str, int]:
     """Axes that a cluster loops over, and what it takes of them at once: rows, and columns of the first product."""
     if block.one_layer:
-        return {block.rows: ROWS, **dict.fromkeys(block.outs, COLUMNS)}
+        return {block.rows: ROWS, **dict.fromkeys(block.outs, COLUMNS // block.products)}
     return {block.rows: ROWS, block.hid: COLUMNS // len(block.firsts)}
 
 
@@ -249,10 +254,11 @@ def _clusters(stage: Stage, block: Block) -> int:
             f" clusters of {CLUSTER} over rows",
             "use plan.passes.tile_block",
         )
-    blocks = gcd(*(ceil(last.columns / COLUMNS) for last in block.lasts))
+    blocks = gcd(*TiledBlock(block, 1).result_blocks)
     if columns != blocks and (not block.one_layer or blocks % columns):
         raise VerifyError(
-            f"stage {stage.name!r}: {columns} workers divide {block.sizes[2]} columns, of {COLUMNS} each",
+            f"stage {stage.name!r}: {columns} workers divide {block.sizes[2]} columns, of"
+            f" {COLUMNS // block.products} each",
             f"divide them over {blocks}",
         )
     return rows * columns
