@@ -48,7 +48,7 @@ struct Params {
 struct Kernel {
   using T = bf16;
   using Result = bf16;
-  static constexpr bool BEFORE = true;
+  static constexpr bool BEFORE = true, BY_COLUMNS = false;
   static constexpr int FIRSTS = 0, LASTS = 2, PRODUCTS = 1, INNER = 768, LOADS = 0, BESIDE_WORDS = 0;
   static constexpr Tail TAIL = PARTIALS;
   static constexpr bool OWN_ROWS = false, ALONE = false, HALVES = false, TAGGED = false, HELD = false, OWN_MIDDLE = false, BY_CLUSTER = false, EVEN = true;

@@ -49,7 +49,7 @@ struct Params {
 struct Kernel {
   using T = bf16;
   using Result = bf16;
-  static constexpr bool BEFORE = false;
+  static constexpr bool BEFORE = false, BY_COLUMNS = false;
   static constexpr int FIRSTS = 2, LASTS = 1, PRODUCTS = 1, INNER = 192, LOADS = 1, BESIDE_WORDS = 1;
   static constexpr Tail TAIL = PARTIALS;
   static constexpr bool OWN_ROWS = false, ALONE = false, HALVES = false, TAGGED = true, HELD = false, OWN_MIDDLE = false, BY_CLUSTER = false, EVEN = true;

@@ -52,7 +52,7 @@ struct Params {
 struct Kernel {
   using T = bf16;
   using Result = bf16;
-  static constexpr bool BEFORE = true;
+  static constexpr bool BEFORE = true, BY_COLUMNS = false;
   static constexpr int FIRSTS = 2, LASTS = 1, PRODUCTS = 1, INNER = 264, LOADS = 1, BESIDE_WORDS = 1;
   static constexpr int HID_BLOCKS = 5, OUT_BLOCKS = 2, FIRST_STEPS = 5, SECOND_STEPS = 9, STEPS = 4, HIDDEN_WORDS = 1, RESULT_WORDS = 1;
   static constexpr u32 BARS = STEPS * STEP_BYTES + 2 * SLABS * CHUNK_BYTES;

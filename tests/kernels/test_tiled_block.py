@@ -22,6 +22,7 @@ from tilestream.ir.pipeline import Pipeline
 from tilestream.ir.verify import verify
 from tilestream.kernels.families import why_no_kernel
 from tilestream.kernels.fits import verify_on
+from tilestream.kernels.product.shared_tile import Tail
 from tilestream.kernels.product.tiled_block.cost import tiled_block_cost
 from tilestream.kernels.product.tiled_block.model import TiledBlock, build
 from tilestream.kernels.shape import KernelShape, kernel_shape
@@ -29,7 +30,9 @@ from tilestream.options import Options
 from tilestream.plan.candidates import prediction_of
 from tilestream.plan.one_launch import as_one_launch
 from tilestream.plan.passes import tile_block
+from tilestream.plan.passes.share_tile import Split, share_tile
 from tilestream.plan.planner import on_inductor, plan, proposals
+from tilestream.plan.turned import lying
 
 H200 = devices.get("h200")
 TWO = replace(H200, clusters=((2, 2),))
@@ -369,6 +372,17 @@ def test_a_layer_that_a_row_stream_begins_with_stays_its_own() -> None:
 )
 def test_kernels_compile_without_spills(block: Ffn | Layer) -> None:
     assert [r.spills for r in cuda.compile_only(tile_block(block.program(), H200))] == [0]
+
+
+@pytest.mark.nvrtc
+def test_kernels_of_weights_by_columns_compile_without_spills() -> None:
+    up, gated = lying(Layer(768, (3072,), bias=True, act="gelu").program(), ["w0"]), ["w0", "up0"]
+    made = [
+        tile_block(up, H200),
+        share_tile(up, Split(1, 12, Tail.NONE)),
+        tile_block(lying(GATE_UP.program(), gated), H200),
+    ]
+    assert [r.spills for p in made for r in cuda.compile_only(p)] == [0, 0, 0]
 
 
 @pytest.mark.nvrtc

@@ -16,6 +16,7 @@ namespace ts {
 constexpr int TILE_ROWS = 2 * ROWS, TILE_COLUMNS = 256, TILE_DEPTH = 64, TILE_BLOCKS = TILE_COLUMNS / 8;
 constexpr int HALF_COLUMNS = TILE_COLUMNS / 2;  // of weights, a box
 constexpr u32 LEFT_BYTES = TILE_ROWS * 128, HALF_BYTES = HALF_COLUMNS * 128, STEP_BYTES = LEFT_BYTES + 2 * HALF_BYTES;
+constexpr u32 WEIGHT_PANEL = TILE_DEPTH * 128;  // of a weight that lies by columns: 64 of them
 constexpr int SLABS = 2;               // of 64 columns, on their way out, a warpgroup; as many more through a page of the ring
 constexpr int OPERAND_ROWS = 4;        // made by a warp before it says so
 constexpr int OPERAND_FLAGS = TILE_ROWS / OPERAND_ROWS;
@@ -126,7 +127,13 @@ TS_DEV void load_steps(const P& p, const Team& team, u64 epoch, u32 smem, int cl
       ring.wait_empty();
       bar_expect(ring.full(), STEP_BYTES);
       tma_load(ring.addr(), left, i * TILE_DEPTH, y, ring.full(), EVICT_NORMAL);
-      tma_multicast(ring.addr() + LEFT_BYTES + h * HALF_BYTES, right, i * TILE_DEPTH, row, ring.full(), 3, EVICT_LAST);
+      const u32 half = ring.addr() + LEFT_BYTES + h * HALF_BYTES;
+      if constexpr (K::BY_COLUMNS) {
+#pragma unroll
+        for (int q = 0; q < HALF_COLUMNS / 64; ++q) tma_multicast(half + q * WEIGHT_PANEL, right, row + 64 * q, i * TILE_DEPTH, ring.full(), 3, EVICT_LAST);
+      } else {
+        tma_multicast(half, right, i * TILE_DEPTH, row, ring.full(), 3, EVICT_LAST);
+      }
     }
     if (slabs_of<K>(x) > SLABS) {
       ring.wait_empty();
@@ -353,12 +360,12 @@ TS_DEV void consume_tiles(const P& p, u64 epoch, u32 smem, int cluster, int rank
     const auto right = [&] { return (ring.addr() + LEFT_BYTES) >> 4; };
     ring.wait_full();
     mma_fence();
-    multiply<typename K::T, TILE_DEPTH, ROWS, false, true>(acc, left(), right(), 0);
+    multiply<typename K::T, TILE_DEPTH, ROWS, false, true, K::BY_COLUMNS>(acc, left(), right(), WEIGHT_PANEL / 16);
     mma_commit();
     ring.advance();
     sum_pages(ring, 1, steps, [&](int) {
       mma_fence();
-      multiply<typename K::T, TILE_DEPTH, ROWS, false, false>(acc, left(), right(), 0);
+      multiply<typename K::T, TILE_DEPTH, ROWS, false, false, K::BY_COLUMNS>(acc, left(), right(), WEIGHT_PANEL / 16);
     });
     if (K::LOADS > 0 && x.second) first_beside<K>(p, beside, x, g);
     mma_wait<0>();

@@ -66,6 +66,7 @@ class Block:
         lasts: one, of two layers; of one layer all products of its input.
         adds: whether partial results are added in memory, in any order.
         grid: the taps at which ``input``, pictures, is read; None where it has rows.
+        by_columns: whether all weights lie so (``Tensor.by_columns``).
     """
 
     rows: str
@@ -83,6 +84,7 @@ class Block:
     output_dtype: str
     adds: bool
     grid: Grid | None = None
+    by_columns: bool = False
 
     def vectors(self, ops: tuple[TileOp, ...]) -> tuple[View, ...]:
         """Tensors without rows that ``ops`` read: biases and scalars."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tilestream.ir.pipeline import Pipeline
-from tilestream.kernels.parts.mma import specialisation
+from tilestream.kernels.parts.mma import mixed, specialisation
 from tilestream.kernels.parts.params import MAP, Field, Struct, at_least_one, pointers
 from tilestream.kernels.parts.source import Call, KernelSource
 from tilestream.kernels.parts.templating import rendered
@@ -78,9 +78,9 @@ def emit(pipeline: Pipeline, code: Code) -> KernelSource:
         s=s,
         b=b,
         code=code,
-        constants=({"bool": {"BEFORE": bool(b.before)}, "int": shape}, code.constants()),
+        constants=({"bool": {"BEFORE": bool(b.before), "BY_COLUMNS": b.by_columns}, "int": shape}, code.constants()),
         params=params,
-        mma=[specialisation(b.dtype, n, starts=code.starts) for n in code.blocks],
+        mma=[(mixed if b.by_columns else specialisation)(b.dtype, n, code.starts) for n in code.blocks],
         beside=beside,
         before=row_code(b, pipeline, in_front, code.makers) if b.before else "",
         prefetch=prefetch_code(b, pipeline),

@@ -52,11 +52,18 @@ class Finder:
             (self.makers[firsts[0].tile] if firsts else ends[0]).ins[0], firsts, middle,
             ends[0].ins[0] if firsts else "", lasts,
             self.pipeline.tensor(lasts[0].output).dtype, any(op.kind == "store_add" for op in stores), grid,
+            self._by_columns(products),
         )  # fmt: skip
         self._alike(found)
         self._dtypes(found)
         self._nothing_else(found)
         return found
+
+    def _by_columns(self, products: list[TileOp]) -> bool:
+        lying = {self.pipeline.tensor(op.params[0]).by_columns for op in products if op.params}
+        if len(lying) > 1:
+            raise self._refuse(None, "some of its weights lie by columns and others by rows", "copy the former")
+        return True in lying
 
     def _refuse(self, op: TileOp | None, why: str, remedy: str = "run it by tilestream.reference") -> VerifyError:
         where = (op.source or op.kind) if op is not None else f"stage {self.stage.name!r}"

@@ -157,7 +157,7 @@ class SharedTileCode:
             middle_map = call.encode(MatrixMap(b.dtype, middle, columns, ring_rows, columns * 2, box))
         return {
             "input": left,
-            **given.weights(b, s.middle_columns, s.widths),
+            **given.weights(b, s.middle_columns, s.widths, s.depth),
             "middle": middle_map,
             "sums": sums,
             "middle_data": middle,

@@ -61,7 +61,7 @@ class SharedTile:
             CTAs are ``alone`` more turns of one.
         groups, columns: ``P`` groups of ``S`` CTAs.
         middle_columns: a CTA's part, a multiple of 8; the last CTAs may have less. None where there is one layer.
-        widths: of each result, likewise.
+        widths: of each result, likewise; of weights by columns a multiple of 64.
         depth: columns of the summed axis a ring stage holds.
         left_stages, weight_stages: of the two rings.
     """
@@ -309,8 +309,9 @@ def build(stage: Stage, pipeline: Pipeline, limit: int = SHARED_LIMIT) -> Shared
     tile_rows = _tile_rows(stage, block)
     depths = _depths(stage, block, directions.groups)
     parts = directions.groups * (directions.columns if directions.divides_middle else 1)
-    middle = 0 if block.one_layer else _eights(hid, parts)
-    widths = tuple(_eights(last.columns, directions.columns) for last in block.lasts)
+    middle = 0 if block.one_layer else _whole(hid, parts)
+    whole = PANEL if block.by_columns else 8
+    widths = tuple(_whole(last.columns, directions.columns, whole) for last in block.lasts)
     tail = _tail(stage, block, directions)
     for axis, size in ((block.k, k), (block.hid, hid)):
         check_alignment(stage.name, axis, size)
@@ -323,6 +324,11 @@ def build(stage: Stage, pipeline: Pipeline, limit: int = SHARED_LIMIT) -> Shared
                 f"stage {stage.name!r}: each CTA makes {columns} > {most} columns of the {what}",
                 f"divide it over {ceil(columns / most)} times as many CTAs",
             )
+    if block.by_columns and not block.one_layer:
+        raise VerifyError(
+            f"stage {stage.name!r} has two layers, and weights that lie by columns are read by one alone",
+            "copy the weights",
+        )
     if block.one_layer and directions.columns_at is not Level.GRID:
         raise VerifyError(
             f"stage {stage.name!r}: CTAs of a cluster divide columns, and one layer has no middle to hand over",
@@ -346,9 +352,9 @@ def build(stage: Stage, pipeline: Pipeline, limit: int = SHARED_LIMIT) -> Shared
     return replace(made, left_stages=left, weight_stages=weights)
 
 
-def _eights(columns: int, parts: int) -> int:
-    """Columns of each of ``parts``, a multiple of 8."""
-    return 8 * ceil(ceil(columns / parts) / 8)
+def _whole(columns: int, parts: int, of: int = 8) -> int:
+    """Columns of each of ``parts``, a multiple of ``of``."""
+    return of * ceil(ceil(columns / parts) / of)
 
 
 def _tile_rows(stage: Stage, block: Block) -> int:

@@ -13,7 +13,7 @@ from tilestream.kernels.parts.tensor_maps import MatrixMap
 from tilestream.kernels.product.before import Makers
 from tilestream.kernels.product.epilogue import Epilogue, Words, epilogues, vector_words
 from tilestream.kernels.product.operands import Operands
-from tilestream.kernels.product.tiled_block.model import COLUMNS, ROWS, STEPS, TiledBlock, Walk
+from tilestream.kernels.product.tiled_block.model import COLUMNS, DEPTH, ROWS, STEPS, TiledBlock, Walk
 
 WALK = Struct("Walk", tuple(Field("int", field.name) for field in fields(Walk)), declared=False)
 GROUP_ROWS = ROWS // 2
@@ -82,7 +82,7 @@ class TiledBlockCode:
         middle = {"hidden_in": ring(hidden, hid, ROWS), "hidden_out": ring(hidden, hid, GROUP_ROWS)} if b.firsts else {}
         return {
             "input": ring(operand, k, ROWS) if b.before else given.matrix(b.input, k, ROWS),
-            **given.weights(b, COLUMNS // 2, [COLUMNS // 2] * len(b.lasts)),
+            **given.weights(b, COLUMNS // 2, [COLUMNS // 2] * len(b.lasts), DEPTH),
             **middle,
             "results": [given.matrix(x.output, x.columns, GROUP_ROWS) for x in b.lasts],
             "operand_data": operand,
