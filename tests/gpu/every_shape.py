@@ -203,6 +203,7 @@ PIPELINES: dict[str, Callable[[], Sequence[Made]]] = {
             Ffn(1032, 520, 520, act="gelu", norm="layer", residual=True, dtype="f16"),
             GATED,
             Layer(264, (520,), act="silu", gated=True),
+            Layer(264, (320,), residual=True, stream="f32"),
         )
     ],
     "backward chains": lambda: [(p, lambda p=p: chained(p, ROWS, device="cuda"), ROWS) for p in CHAINS.values()],

@@ -77,6 +77,8 @@ def test_rings_that_come_round(block: Ffn) -> None:
         Layer(1000, (520, 1032, 8), bias=True, act="gelu"),
         Layer(200, (1032,), bias=True, residual=True, dtype="f16"),
         Layer(576, (1536,), act="silu", gated=True),
+        Layer(864, (320,), residual=True, stream="f32"),
+        Layer(576, (576,), residual=True),
         Layer(264, (520,), bias=True, act="gelu", gated=True, residual=True),
     ],
     ids=str,

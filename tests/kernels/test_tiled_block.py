@@ -162,6 +162,7 @@ def test_a_gated_layer_has_half_of_its_accumulators_for_each_product() -> None:
         Layer(264, (264,), bias=True, residual=True),
         Layer(200, (264, 8), bias=True, act="gelu"),
         Layer(264, (248,), bias=True, act="gelu", gated=True, residual=True),
+        Layer(200, (264,), residual=True, stream="f32"),
     ],
 )
 def test_the_reference_machine_runs_a_layer(layer: Layer, rows: int) -> None:
@@ -171,6 +172,33 @@ def test_the_reference_machine_runs_a_layer(layer: Layer, rows: int) -> None:
     got = reference.run(pipeline, tensors)
     for name, want in layer.eager({n: t.double() for n, t in tensors.items()}).items():
         assert float((got[name].double() - want).norm() / want.norm()) < 2**-8
+
+
+STREAM = Layer(864, (320,), residual=True, stream="f32")
+"""The second layer of a SwiGLU beside a float32 residual stream: 320 columns are 256 and 64."""
+
+
+def test_the_last_block_of_a_result_is_as_narrow_as_it_is() -> None:
+    s = schedule(tile_block(STREAM.program(), H200))
+    assert s.direct and s.result_blocks == (2,) and s.last_blocks == 8
+    for layer, blocks in ((OUT, 0), (Layer(864, (400,)), 0), (Layer(864, (384,)), 16), (Layer(864, (320, 320)), 0)):
+        assert schedule(tile_block(layer.program(), H200)).last_blocks == blocks
+    whole = schedule(tile_block(Layer(864, (512,), residual=True, stream="f32").program(), H200))
+    assert tiled_block_cost(s, 24_579, H200).seconds < 0.9 * tiled_block_cost(whole, 24_579, H200).seconds
+    # four bytes an element and no room in shared memory: longer than 16 bits
+    short = schedule(tile_block(replace(STREAM, stream="").program(), H200))
+    assert tiled_block_cost(short, 24_579, H200).seconds < tiled_block_cost(s, 24_579, H200).seconds
+
+
+def test_clusters_take_turns_with_a_narrow_block() -> None:
+    """Every second unit would be the narrow one of half of the clusters (``Deal`` of tiled_order.cuh)."""
+    s = schedule(tile_block(STREAM.program(), H200))
+    walk = s.walk(24_579)
+    narrow = [
+        sum((k + k // s.out_blocks) % s.out_blocks == 1 for k in range(c, walk.all_seconds, s.clusters))
+        for c in range(s.clusters)
+    ]
+    assert sum(narrow) == walk.all_seconds // 2 and max(narrow) - min(narrow) <= 1
 
 
 def test_results_that_are_made_otherwise_do_not_share_tiles() -> None:
@@ -296,6 +324,31 @@ def test_projections_and_their_residual_are_regions(count: int) -> None:
     assert blocks[0].count("add") == 2
 
 
+class Streamed(nn.Module):
+    """SwiGLU in bf16 beside a residual stream in float32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.RMSNorm(320, eps=1e-6)
+        self.gate, self.up = (nn.Linear(320, 864, bias=False, dtype=torch.bfloat16) for _ in range(2))
+        self.down = nn.Linear(864, 320, bias=False, dtype=torch.bfloat16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.norm(x).to(torch.bfloat16)
+        return x + self.down(nn.functional.silu(self.gate(y)) * self.up(y)).to(x.dtype)
+
+
+def test_a_float32_residual_stream_is_in_the_block() -> None:
+    torch.compiler.reset()
+    with torch.no_grad():
+        (graph,) = capture(Streamed().eval(), (torch.randn(2048, 320),)).graphs
+    (region,) = partition(graph, projections=True).regions
+    assert [op.kind for op in region.program.stages[0].ops][-3:] == ["cast", "add", "store"]
+    made = plan(region.program, 24_579, H200, Options())
+    assert made.chosen.detail == "wide layers as tiles over the grid"
+    assert schedule(made.chosen.pipeline).direct if made.chosen.pipeline is not None else False
+
+
 class Gated(nn.Module):
     """``down(silu(gate(x)) * up(x)) + x``, whose weights of gate and up are two, or one."""
 
@@ -368,7 +421,9 @@ def test_a_layer_that_a_row_stream_begins_with_stays_its_own() -> None:
 
 @pytest.mark.nvrtc
 @pytest.mark.parametrize(
-    "block", [VIT, GATED, QKV, THREE, GATE_UP], ids=["norm", "gated", "layer", "layers", "gated layer"]
+    "block",
+    [VIT, GATED, QKV, THREE, GATE_UP, STREAM],
+    ids=["norm", "gated", "layer", "layers", "gated layer", "float32 stream"],
 )
 def test_kernels_compile_without_spills(block: Ffn | Layer) -> None:
     assert [r.spills for r in cuda.compile_only(tile_block(block.program(), H200))] == [0]

@@ -29,6 +29,7 @@ def random_operands(program: Pipeline, rows: int, device: str = "cpu", seed: int
 class Layer:
     """``k`` to each of ``outs``, as ``y0``, ``y1``, ...: with biases, an activation, a residual ``r`` behind the first.
 
+    ``stream``: dtype of a residual and of what it is added to, where that is another.
     ``norm``: ``layer`` or ``rms``, in front. ``gated``: times a second product of the same input, after the activation.
     """
 
@@ -40,6 +41,7 @@ class Layer:
     residual: bool = False
     dtype: str = "bf16"
     gated: bool = False
+    stream: str = ""
 
     def program(self) -> Pipeline:
         """One stage of row ops, as a region has them."""
@@ -50,8 +52,8 @@ class Layer:
             tensors.append(Tensor.of(name, Role.PARAMETER, shape, w.dtype))
             return name
 
-        def op(kind: str, name: str, width: int, ins: tuple[str, ...], params: tuple[str, ...] = (), attrs=()) -> str:
-            ops.append(TileOp(kind, Tile.of(name, width, w.dtype), ins, params, attrs, f"model.py:{len(ops)}"))
+        def op(kind: str, name: str, width: int, ins: tuple[str, ...], params=(), attrs=(), dtype: str = "") -> str:
+            ops.append(TileOp(kind, Tile.of(name, width, dtype or w.dtype), ins, params, attrs, f"model.py:{len(ops)}"))
             return name
 
         a = op("load", "a", w.k, (), ("x",))
@@ -70,9 +72,10 @@ class Layer:
             if w.gated:
                 y = op("mul", f"m{f}", out, (y, op("linear", f"v{f}", out, (a,), (parameter(f"up{f}", out, w.k),))))
             if w.residual and f == 0:
-                tensors.append(Tensor.of("r", Role.INPUT, (out,), w.dtype))
-                y = op("add", "new", out, (op("load", "old", out, (), ("r",)), y))
-            tensors.append(Tensor.of(f"y{f}", Role.OUTPUT, (out,), w.dtype))
+                kept = w.stream or w.dtype
+                tensors.append(Tensor.of("r", Role.INPUT, (out,), kept))
+                y = op("add", "new", out, (op("load", "old", out, (), ("r",), dtype=kept), y), dtype=kept)
+            tensors.append(Tensor.of(f"y{f}", Role.OUTPUT, (out,), w.stream or w.dtype))
             ops.append(TileOp("store", None, (y,), (f"y{f}",)))
         return Pipeline("layer", tuple(tensors), (Stage.of("all", tuple(ops)),))
 

@@ -97,8 +97,21 @@ class TiledBlock:
         return tuple(ceil(last.columns / self.result_columns) for last in self.block.lasts)
 
     @property
+    def direct(self) -> bool:
+        """Whether results leave from registers, as those of 32 bits do: a tile of them has no room in shared memory."""
+        return DTYPE_BYTES[self.block.output_dtype] > 2
+
+    @property
     def out_blocks(self) -> int:
         return sum(self.result_blocks)
+
+    @property
+    def last_blocks(self) -> int:
+        """Blocks of 8 columns of the only result's last block of columns, where a product of at most half as many makes
+        them: 320 columns are 256 and 64. Otherwise 0."""
+        left = self.block.sizes[2] % COLUMNS
+        alone = len(self.block.lasts) == self.block.products == 1 and not self.block.by_columns
+        return ceil(left / 8) if alone and self.out_blocks > 1 and left <= COLUMNS // 2 else 0
 
     @property
     def first_steps(self) -> int:
@@ -216,9 +229,8 @@ def _checked(name: str, block: Block, clusters: int) -> TiledBlock:
     widths = [(block.k, block.sizes[0]), (block.hid, block.sizes[1])]
     for axis, size in [*widths, *((last.out, last.columns) for last in block.lasts)]:
         check_alignment(name, axis, size)
-    if block.adds or DTYPE_BYTES[block.output_dtype] != 2:
-        what = "are added in memory" if block.adds else f"are {block.output_dtype}"
-        raise VerifyError(f"stage {name!r}: results {what}, tiles leave as 16-bit elements", "store bf16 or f16")
+    if block.adds:
+        raise VerifyError(f"stage {name!r}: results are added in memory, tiles are stored", "store the result (->)")
     if block.before and block.sizes[0] > WIDEST_ROW:
         raise VerifyError(
             f"stage {name!r}: rows of {block.sizes[0]} > {WIDEST_ROW} columns stand in front of the first layer, and a"
