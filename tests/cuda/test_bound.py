@@ -10,11 +10,13 @@ import pytest
 import torch
 from programs import chain
 
+from tilestream.apps.layers import Layer
 from tilestream.cuda import driver
 from tilestream.cuda.launch import CompiledPipeline, addressable
 from tilestream.errors import DeviceError
 from tilestream.ir.pipeline import Role, Tensor
 from tilestream.kernels.parts.tensor_maps import MatrixMap
+from tilestream.plan.turned import lying
 
 
 @dataclass
@@ -86,6 +88,22 @@ def test_a_single_row_that_is_a_column():
     assert launch.told["x"][1] == launch.told[output][1] == 64
     compiled.bind({}, 1, (output, "x"))._prepared([result, row], 0, 0)
     assert launch.told["x"][1] == 64
+
+
+def test_a_weight_by_columns_is_read_where_it_lies_or_not_at_all():
+    """Neither a copy by rows nor a weight that each call gives anew may stand for it."""
+    program = lying(Layer(64, (640,)).program(), ["w0"])
+    launch = Recorder(SimpleNamespace(pipeline=program))
+    compiled = CompiledPipeline(program, [launch], torch.device("cpu"))  # pyright: ignore[reportArgumentType]
+    x, y = torch.zeros(12, 64, dtype=torch.bfloat16), torch.empty(12, 640, dtype=torch.bfloat16)
+    weight = torch.zeros(64, 648, dtype=torch.bfloat16)[:, :640].t()  # [in, out], with gaps
+    compiled.bind({"x": x, "w0": weight}, 12, ("y0",))._prepared([y], 0, 0)
+    assert launch.told["w0"][:2] == (weight.data_ptr(), 648)
+    for odd in ({"w0": weight.contiguous()}, {"w0": torch.zeros(64, 644, dtype=torch.bfloat16)[:, :640].t()}):
+        with pytest.raises(DeviceError, match="'w0' does not lie by columns"):
+            compiled.bind({"x": x, **odd}, 12, ("y0",))
+    with pytest.raises(DeviceError, match="'w0' does not lie by columns"):
+        compiled.bind({"x": x}, 12, ("y0", "w0"))
 
 
 @pytest.mark.parametrize("address, row_bytes, said", [(4096, 2, "apart: 2 = 16 x 0 "), (4104, 128, "byte 4104 = ")])

@@ -65,8 +65,8 @@ struct Params {
 struct Kernel {
   using T = bf16;
   using Result = bf16;
-  static constexpr bool BEFORE = false;
-  static constexpr int FIRSTS = 1, LASTS = 1, INNER = 512, LOADS = 0, BESIDE_WORDS = 0;
+  static constexpr bool BEFORE = false, BY_COLUMNS = false;
+  static constexpr int FIRSTS = 1, LASTS = 1, PRODUCTS = 1, INNER = 512, LOADS = 0, BESIDE_WORDS = 0;
   static constexpr Tail TAIL = CLUSTER;
   static constexpr bool OWN_ROWS = false, ALONE = true, HALVES = false, TAGGED = false, HELD = true, OWN_MIDDLE = true, BY_CLUSTER = false, EVEN = false;
   static constexpr int ROW_TILES = 16, GROUPS = 4, COLUMNS = 1, WARPGROUPS = 2, LIVE_THREADS = 256, OUT_COLUMNS = 8, GROUP_COLUMNS = 64, DEPTH = 64, LEFT_STAGES = 6, WEIGHT_STAGES = 9, WEIGHT_BYTES = 8192, HID = 256, ROWS = 128, MIDDLE = 64, STEPS = 8, FIRST_DEPTH = 64, FIRST_PANELS = 64, ADD_WIDTH = 8, TAPS = 0;
@@ -96,10 +96,10 @@ struct Kernel {
     made[1] = v1[1];
   }
   // From the last layer's sums y to the result, r beside them.
-  static TS_DEV void after(u32 vectors, int c, const float (&y)[2], const float (&r)[2][LOADS + 1], float (&made)[2]) {
+  static TS_DEV void after(u32 vectors, int c, const float (&y)[2][PRODUCTS], const float (&r)[2][LOADS + 1], float (&made)[2]) {
     float v[1][2];
     Io<f32>::load(vectors + 256 + 4 * c, v[0][0], v[0][1]);
-    const float v0[2] = {add(y[0], v[0][0]), add(y[1], v[0][1])};
+    const float v0[2] = {add(y[0][0], v[0][0]), add(y[1][0], v[0][1])};
     made[0] = v0[0];
     made[1] = v0[1];
   }

@@ -48,8 +48,8 @@ struct Params {
 struct Kernel {
   using T = bf16;
   using Result = bf16;
-  static constexpr bool BEFORE = true;
-  static constexpr int FIRSTS = 0, LASTS = 2, INNER = 768, LOADS = 0, BESIDE_WORDS = 0;
+  static constexpr bool BEFORE = true, BY_COLUMNS = false;
+  static constexpr int FIRSTS = 0, LASTS = 2, PRODUCTS = 1, INNER = 768, LOADS = 0, BESIDE_WORDS = 0;
   static constexpr Tail TAIL = PARTIALS;
   static constexpr bool OWN_ROWS = false, ALONE = false, HALVES = false, TAGGED = false, HELD = false, OWN_MIDDLE = false, BY_CLUSTER = false, EVEN = true;
   static constexpr int ROW_TILES = 1, GROUPS = 4, COLUMNS = 16, WARPGROUPS = 1, LIVE_THREADS = 32, OUT_COLUMNS = 64, GROUP_COLUMNS = 256, DEPTH = 128, LEFT_STAGES = 2, WEIGHT_STAGES = 2, WEIGHT_BYTES = 16384, HID = 768, ROWS = 16, MIDDLE = 0, STEPS = 0, FIRST_DEPTH = 128, FIRST_PANELS = 128, ADD_WIDTH = 64, TAPS = 0;
@@ -95,11 +95,11 @@ struct Kernel {
     prefetch_row<1536>((const char*)p.rows_of[0] + 2 * (u64)row * p.strides_of[0], t);
   }
   // From the last layer's sums y to the result, r beside them.
-  static TS_DEV void after(u32 vectors, int c, const float (&y)[2], const float (&r)[2][LOADS + 1], float (&made)[2]) {
+  static TS_DEV void after(u32 vectors, int c, const float (&y)[2][PRODUCTS], const float (&r)[2][LOADS + 1], float (&made)[2]) {
     if (c < 48) {
     float v[1][2];
     Io<f32>::load(vectors + 0 + 4 * c, v[0][0], v[0][1]);
-    const float v0[2] = {add(y[0], v[0][0]), add(y[1], v[0][1])};
+    const float v0[2] = {add(y[0][0], v[0][0]), add(y[1][0], v[0][1])};
     made[0] = v0[0];
     made[1] = v0[1];
     return;
@@ -107,7 +107,7 @@ struct Kernel {
     c -= 48;
     float v[1][2];
     Io<f32>::load(vectors + 192 + 4 * c, v[0][0], v[0][1]);
-    const float v0[2] = {add(y[0], v[0][0]), add(y[1], v[0][1])};
+    const float v0[2] = {add(y[0][0], v[0][0]), add(y[1][0], v[0][1])};
     made[0] = v0[0];
     made[1] = v0[1];
   }

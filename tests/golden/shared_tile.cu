@@ -49,8 +49,8 @@ struct Params {
 struct Kernel {
   using T = bf16;
   using Result = bf16;
-  static constexpr bool BEFORE = false;
-  static constexpr int FIRSTS = 2, LASTS = 1, INNER = 192, LOADS = 1, BESIDE_WORDS = 1;
+  static constexpr bool BEFORE = false, BY_COLUMNS = false;
+  static constexpr int FIRSTS = 2, LASTS = 1, PRODUCTS = 1, INNER = 192, LOADS = 1, BESIDE_WORDS = 1;
   static constexpr Tail TAIL = PARTIALS;
   static constexpr bool OWN_ROWS = false, ALONE = false, HALVES = false, TAGGED = true, HELD = false, OWN_MIDDLE = false, BY_CLUSTER = false, EVEN = true;
   static constexpr int ROW_TILES = 1, GROUPS = 4, COLUMNS = 8, WARPGROUPS = 2, LIVE_THREADS = 256, OUT_COLUMNS = 24, GROUP_COLUMNS = 192, DEPTH = 128, LEFT_STAGES = 4, WEIGHT_STAGES = 4, WEIGHT_BYTES = 12288, HID = 768, ROWS = 128, MIDDLE = 24, STEPS = 2, FIRST_DEPTH = 128, FIRST_PANELS = 128, ADD_WIDTH = 24, TAPS = 0;
@@ -84,10 +84,10 @@ struct Kernel {
     made[1] = v2[1];
   }
   // From the last layer's sums y to the result, r beside them.
-  static TS_DEV void after(u32 vectors, int c, const float (&y)[2], const float (&r)[2][LOADS + 1], float (&made)[2]) {
+  static TS_DEV void after(u32 vectors, int c, const float (&y)[2][PRODUCTS], const float (&r)[2][LOADS + 1], float (&made)[2]) {
     float v[1][2];
     Io<f32>::load(vectors + 96 + 4 * c, v[0][0], v[0][1]);
-    const float v0[2] = {add(y[0], v[0][0]), add(y[1], v[0][1])};
+    const float v0[2] = {add(y[0][0], v[0][0]), add(y[1][0], v[0][1])};
     const float v1[2] = {add(r[0][0], v0[0]), add(r[1][0], v0[1])};
     made[0] = v1[0];
     made[1] = v1[1];

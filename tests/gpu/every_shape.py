@@ -49,7 +49,7 @@ from test_gpu_shared_layer import CASES as LAYERS
 from test_gpu_shared_pixels import CASES as PIXELS
 from test_gpu_shared_tile import TAILS
 from test_gpu_stationary import CASES as SUMS
-from test_gpu_tiled_block import GATED
+from test_gpu_tiled_block import GATED, by_columns
 from torch import Tensor, nn
 
 from benchmarks.lib.edge_layers import edge_conv
@@ -72,6 +72,7 @@ from tilestream.ir.dtypes import DTYPES
 from tilestream.ir.pipeline import Pipeline, Residency, Role
 from tilestream.kernels.operators.lanes import LaneKernel
 from tilestream.kernels.parts.source import BesideSource
+from tilestream.kernels.product.shared_tile import Tail
 from tilestream.kernels.product.sharing import Middle
 from tilestream.options import Options
 from tilestream.plan.passes import load_directly, tile_block
@@ -119,6 +120,9 @@ def shared(middle: Middle) -> list[Made]:
 def single(layer: Layer, split: Split, rows: int) -> Made:
     return share_tile(layer.program(), split), lambda: layer.tensors(rows, "cuda"), rows
 
+
+LYING = Layer(264, (136,), act="silu", gated=True)
+"""Of weights by columns."""
 
 DEGREES = [0, 3000, 3, 70, *[16] * 60, 0, 5]
 """Edges of nodes: of none, within a tile of rows and across two, and a hub that further launches add up."""
@@ -191,9 +195,18 @@ PIPELINES: dict[str, Callable[[], Sequence[Made]]] = {
     "heads of one column": lambda: [(share_tile(head(), HEAD), lambda: to_gpu(tensors_for(head(), ROWS)), ROWS)],
     "single layers": lambda: [single(layer, split, min(counts)) for layer, split, counts in LAYERS],
     "single layers of pixels": lambda: [pixels(name) for name in PIXELS],
+    "weights by columns": lambda: [
+        (made, lambda: LYING.tensors(ROWS, "cuda"), ROWS)
+        for made in (tile_block(by_columns(LYING), get("h200")), share_tile(by_columns(LYING), Split(1, 3, Tail.NONE)))
+    ],
     "tiled blocks": lambda: [
         (tile_block(block.program(), get("h200")), lambda block=block: block.tensors(ROWS, "cuda"), ROWS)
-        for block in (Ffn(1032, 520, 520, act="gelu", norm="layer", residual=True, dtype="f16"), GATED)
+        for block in (
+            Ffn(1032, 520, 520, act="gelu", norm="layer", residual=True, dtype="f16"),
+            GATED,
+            Layer(264, (520,), act="silu", gated=True),
+            Layer(264, (320,), residual=True, stream="f32"),
+        )
     ],
     "backward chains": lambda: [(p, lambda p=p: chained(p, ROWS, device="cuda"), ROWS) for p in CHAINS.values()],
     "networks of edges": lambda: [

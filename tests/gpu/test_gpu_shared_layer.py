@@ -27,6 +27,8 @@ CASES = [
     (Layer(768, (768,), bias=True, residual=True), Split(2, 8, row_tiles=4), (500,)),
     (Layer(264, (48, 24, 24), bias=True), Split(2, 2, Tail.CLUSTER, tile_rows=32), (17, 31)),
     (Layer(520, (77,), "layer", act="gelu", residual=True, dtype="f16"), Split(3, 2), (5, 200)),
+    (Layer(576, (1536,), act="silu", gated=True), Split(1, 16, Tail.NONE, row_tiles=8), (1000, 2048)),
+    (Layer(264, (136,), bias=True, act="gelu", gated=True), Split(1, 2, Tail.NONE), (100,)),
     (Layer(640, (640,)), Split(3, 40, Tail.REDUCE_ADD, tile_rows=64), (33,)),
 ]
 

@@ -9,7 +9,11 @@ from torch import nn
 
 from tilestream import cuda, devices
 from tilestream.apps.layers import Layer
+from tilestream.ir.pipeline import Pipeline, Role
+from tilestream.kernels.product.shared_tile import Tail
 from tilestream.plan.passes import tile_block
+from tilestream.plan.passes.share_tile import Split, share_tile
+from tilestream.plan.turned import lying
 from tilestream.run import prepare
 from tilestream.run.backend import tilestream
 
@@ -19,6 +23,12 @@ H200 = devices.get("h200")
 VIT = Ffn(3072, 768, 768, act="gelu", bias=True, residual=True, norm="layer")
 GATED = Ffn(520, 264, 272, gated=True, act="silu", bias=True, residual=True)
 WIDE = Ffn(3072, 1024, 1024, act="silu", gated=True, norm="rms", residual=True)
+
+
+def by_columns(layer: Layer) -> Pipeline:
+    """The layer's program, whose weights lie ``[in, out]``."""
+    program = layer.program()
+    return lying(program, [t.name for t in program.tensors if t.role is Role.PARAMETER and len(t.shape) == 2])
 
 
 def error(got: torch.Tensor, want: torch.Tensor) -> float:
@@ -66,6 +76,10 @@ def test_rings_that_come_round(block: Ffn) -> None:
         Layer(768, (768, 768, 768), bias=True),
         Layer(1000, (520, 1032, 8), bias=True, act="gelu"),
         Layer(200, (1032,), bias=True, residual=True, dtype="f16"),
+        Layer(576, (1536,), act="silu", gated=True),
+        Layer(864, (320,), residual=True, stream="f32"),
+        Layer(576, (576,), residual=True),
+        Layer(264, (520,), bias=True, act="gelu", gated=True, residual=True),
     ],
     ids=str,
 )
@@ -110,3 +124,25 @@ def test_a_compiled_block_takes_it() -> None:
     want = module(x)
     exact = module.double()(x.double())
     assert error(got, exact) <= 2 * error(want, exact)
+
+
+@pytest.mark.parametrize("rows", [1, 129, 3000])
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize(
+    "layer",
+    [Layer(768, (3072,), bias=True, act="gelu"), Layer(264, (520,), act="silu", gated=True, residual=True)],
+    ids=str,
+)
+def test_weights_that_lie_by_columns(layer: Layer, shared: bool, rows: int) -> None:
+    """The bits of weights that lie by rows, which are read where they lie."""
+    split = Split(1, 16 if layer.k == 768 else 9, Tail.NONE)
+    given, by_rows = (
+        share_tile(program, split) if shared else tile_block(program, H200)
+        for program in (by_columns(layer), layer.program())
+    )
+    tensors = layer.tensors(rows, "cuda")
+    lie = {t.name: tensors[t.name].t().contiguous().t() for t in given.tensors if t.by_columns}
+    got = cuda.build(given)({**tensors, **lie}, rows)["y0"]
+    exact = layer.eager({n: t.double() for n, t in tensors.items()})["y0"]
+    assert error(got, exact) <= 2 * error(layer.eager(tensors)["y0"], exact) + 1e-4
+    assert torch.equal(got, cuda.build(by_rows)(tensors, rows)["y0"])

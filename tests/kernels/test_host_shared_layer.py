@@ -14,9 +14,10 @@ from torch import nn
 
 from tilestream.apps.layers import Layer
 from tilestream.cuda.host.build import HostRace, HostRun, Mutation, run_on_host
-from tilestream.kernels.product.shared_tile import Tail
+from tilestream.kernels.product.shared_tile import Tail, build
 from tilestream.kernels.product.sharing import Middle
 from tilestream.plan.passes.share_tile import Split, share_tile
+from tilestream.plan.turned import lying
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
 
@@ -54,6 +55,8 @@ def check(layer: Layer, split: Split, rows: int, folder: Path, **options) -> dic
         (WIDE, Split(1, 2, Tail.NONE), 100),
         (Layer(72, (131,), residual=True, dtype="f16"), Split(1, 2, Tail.NONE, tile_rows=16), 9),  # rows start anywhere
         (Layer(72, (72, 131)), Split(1, 2, Tail.NONE, tile_rows=64), 50),
+        (Layer(136, (136,), act="silu", gated=True, residual=True), Split(1, 2, Tail.NONE), 100),
+        (Layer(72, (44,), bias=True, act="gelu", gated=True), Split(1, 3, Tail.NONE, row_tiles=2), 300),
     ],
     ids=str,
 )
@@ -73,11 +76,29 @@ TAILS = {
     "partials": Split(2, 2, tile_rows=64),
     "cluster": Split(2, 2, Tail.CLUSTER, tile_rows=64),
 }
+GATED = Layer(264, (136,), act="silu", gated=True)
 
 
 @pytest.mark.parametrize("name", TAILS)
 def test_no_races(name: str, folder: Path) -> None:
     check(QKV, TAILS[name], 50, folder, sanitize=True, launches=2)
+
+
+@pytest.mark.parametrize("split", [Split(1, 3, Tail.NONE), Split(2, 2, Tail.CLUSTER)], ids=str)
+def test_values_of_weights_that_lie_by_columns(split: Split, folder: Path) -> None:
+    """Of 264 columns three CTAs have 128, 128 and 8: parts are whole panels. The same bits as by rows where the sums
+    are divided alike."""
+    layer = Layer(200, (264, 128), bias=True, act="gelu")
+    program, tensors = layer.program(), layer.tensors(100)
+    given = share_tile(lying(program, ["w0", "w1"]), split)
+    assert build(given.stages[0], given).widths == ((128, 64) if split.columns == 3 else (192, 64))
+    by_columns = run_on_host(given, tensors, HostRun(folder=folder, sanitize=True))
+    by_rows = run_on_host(share_tile(program, split), tensors, HostRun(folder=folder))
+    assert all(torch.equal(by_columns[y], by_rows[y]) for y in ("y0", "y1"))
+
+
+def test_no_races_of_a_gated_layer(folder: Path) -> None:
+    check(GATED, TAILS["alone"], 50, folder, sanitize=True, launches=2)
 
 
 def test_results_are_staged_where_both_warpgroups_are_done(folder: Path) -> None:

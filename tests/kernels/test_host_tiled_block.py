@@ -14,7 +14,9 @@ from shared_tiles import Ffn
 from tilestream import devices
 from tilestream.apps.layers import Layer
 from tilestream.cuda.host.build import HostRun, Mutation, run_on_host
+from tilestream.ir.pipeline import Role
 from tilestream.plan.passes import tile_block
+from tilestream.plan.turned import lying
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
 
@@ -50,7 +52,13 @@ def test_values(block: Ffn, rows: int, folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("layer", "rows"),
-    [(Layer(200, (264,), bias=True, residual=True), 700), (Layer(136, (520, 264, 8), bias=True, act="gelu"), 300)],
+    [
+        (Layer(200, (264,), bias=True, residual=True), 700),
+        (Layer(136, (520, 264, 8), bias=True, act="gelu"), 300),
+        (Layer(200, (248,), bias=True, act="silu", gated=True, residual=True), 300),
+        (Layer(200, (320,), bias=True, residual=True, stream="f32"), 600),
+        (Layer(520, (320,), act="gelu"), 600),
+    ],
     ids=str,
 )
 def test_values_of_a_layer_by_itself(layer: Layer, rows: int, folder: Path) -> None:
@@ -60,6 +68,19 @@ def test_values_of_a_layer_by_itself(layer: Layer, rows: int, folder: Path) -> N
     for name, want in exact.items():
         own, near = (float((y.double() - want).norm() / want.norm()) for y in (got[name], eager[name]))
         assert own <= 1.1 * near + 1e-4, (name, own, near)
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [Layer(200, (264,), bias=True, act="silu", residual=True), Layer(136, (136,), act="gelu", gated=True)],
+    ids=str,
+)
+def test_values_of_weights_that_lie_by_columns(layer: Layer, folder: Path) -> None:
+    """The same bits as of weights that lie by rows: what is multiplied, and in which order, is the same."""
+    program, tensors = layer.program(), layer.tensors(300)
+    given = lying(program, [t.name for t in program.tensors if t.role is Role.PARAMETER and len(t.shape) == 2])
+    by_columns = run_on_host(tile_block(given, TWO), tensors, HostRun(folder=folder, sanitize=True))
+    assert torch.equal(by_columns["y0"], run_on_host(tile_block(program, TWO), tensors, HostRun(folder=folder))["y0"])
 
 
 def test_silu_of_large_values_beside_others(folder: Path) -> None:
@@ -94,7 +115,7 @@ MUTANTS = {
     "a page is loaded while slabs lie in it": Mutation(OWN, f"{STORED}      arrive_pair", "      arrive_pair"),
     "slabs are written to a page that is in use": Mutation(OWN, "smem, g, ring.take()", "smem, g, ring.addr()"),
     "sums begin with those of the tile before": Mutation("product.cuh", "if (k == 0)", "if (false)"),
-    "a residual is that of the slab before": Mutation(OWN, "K::LOADS > 0 && s + 1 < TILE_BLOCKS / 8", "false"),
+    "a residual is that of the slab before": Mutation(OWN, "K::LOADS > 0 && s + 1 < RESULT_SLABS<K>", "false"),
 }
 
 

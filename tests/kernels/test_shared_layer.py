@@ -35,6 +35,7 @@ from tilestream.run.backend import tilestream
 H200 = devices.get("h200")
 LLAMA = Layer(2048, (2048, 512, 512), "rms")
 BERT = Layer(768, (768,), bias=True, residual=True)
+GATED = Layer(576, (1536,), act="silu", gated=True)
 TEXT = GOLDEN / "shared_layer.cu"
 
 
@@ -91,6 +92,8 @@ def test_what_has_no_kernel_is_told_why() -> None:
         (BERT, Split(1, 8, Tail.NONE, middle=Middle.DSM), "one layer has no middle to hand over"),
         (replace(LLAMA, norm=""), Split(1, 8, Tail.NONE), "each CTA makes 384 > 256 columns of the result"),
         (BERT, Split(2, 8, Tail.REDUCE_ADD), "adds partial results in memory, but something is done to the sum"),
+        (GATED, Split(2, 12), "groups add partial sums of one product, and its result is made of two"),
+        (GATED, Split(1, 8, Tail.NONE), "each CTA makes 384 > 256 columns of the result"),
     ):
         p = share_tile(layer.program(), split)
         with pytest.raises(VerifyError, match=why):
@@ -210,6 +213,7 @@ KERNELS = [
     (Layer(768, (768, 768, 768), "layer", bias=True), Split(1, 96, Tail.NONE, tile_rows=8)),
     (BERT, Split(2, 8, row_tiles=4)),
     (Layer(520, (77,), act="gelu", residual=True, dtype="f16"), Split(3, 2)),
+    (GATED, Split(1, 16, Tail.NONE)),
     (Layer(640, (640,)), Split(3, 40, Tail.REDUCE_ADD, tile_rows=64)),
 ]
 

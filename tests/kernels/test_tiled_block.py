@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import sass
@@ -21,11 +22,17 @@ from tilestream.ir.pipeline import Pipeline
 from tilestream.ir.verify import verify
 from tilestream.kernels.families import why_no_kernel
 from tilestream.kernels.fits import verify_on
+from tilestream.kernels.product.shared_tile import Tail
+from tilestream.kernels.product.tiled_block.cost import tiled_block_cost
 from tilestream.kernels.product.tiled_block.model import TiledBlock, build
 from tilestream.kernels.shape import KernelShape, kernel_shape
 from tilestream.options import Options
+from tilestream.plan.candidates import prediction_of
+from tilestream.plan.one_launch import as_one_launch
 from tilestream.plan.passes import tile_block
-from tilestream.plan.planner import plan
+from tilestream.plan.passes.share_tile import Split, share_tile
+from tilestream.plan.planner import on_inductor, plan, proposals
+from tilestream.plan.turned import lying
 
 H200 = devices.get("h200")
 TWO = replace(H200, clusters=((2, 2),))
@@ -119,6 +126,8 @@ def test_the_reference_machine_runs_it(block: Ffn, rows: int) -> None:
 QKV = Layer(768, (2304,), bias=True)
 THREE = Layer(768, (768, 768, 768), bias=True)
 OUT = Layer(768, (768,), bias=True, residual=True)
+GATE_UP = Layer(576, (1536,), act="silu", gated=True)
+"""SmolLM-135M's gate and up."""
 
 
 @pytest.mark.parametrize("layer", [QKV, THREE])
@@ -135,9 +144,26 @@ def test_a_layer_is_the_second_product_alone(layer: Layer) -> None:
     assert hidden == operand == 0 and flags >= 8 * 132
 
 
+def test_a_gated_layer_has_half_of_its_accumulators_for_each_product() -> None:
+    pipeline = tile_block(GATE_UP.program(), H200)
+    verify_on(pipeline, H200)
+    s = schedule(pipeline)
+    assert (s.hid_blocks, s.out_blocks, s.second_steps) == (0, 12, 9) and s.block.products == 2
+    assert (
+        tiled_block_cost(s, 8192, H200).seconds
+        < 0.7 * tiled_block_cost(schedule(tile_block(Layer(576, (1536, 1536)).program(), H200)), 16_384, H200).seconds
+    )
+
+
 @pytest.mark.parametrize("rows", [1, 700])
 @pytest.mark.parametrize(
-    "layer", [Layer(264, (264,), bias=True, residual=True), Layer(200, (264, 8), bias=True, act="gelu")]
+    "layer",
+    [
+        Layer(264, (264,), bias=True, residual=True),
+        Layer(200, (264, 8), bias=True, act="gelu"),
+        Layer(264, (248,), bias=True, act="gelu", gated=True, residual=True),
+        Layer(200, (264,), residual=True, stream="f32"),
+    ],
 )
 def test_the_reference_machine_runs_a_layer(layer: Layer, rows: int) -> None:
     pipeline = tile_block(layer.program(), TWO)
@@ -146,6 +172,33 @@ def test_the_reference_machine_runs_a_layer(layer: Layer, rows: int) -> None:
     got = reference.run(pipeline, tensors)
     for name, want in layer.eager({n: t.double() for n, t in tensors.items()}).items():
         assert float((got[name].double() - want).norm() / want.norm()) < 2**-8
+
+
+STREAM = Layer(864, (320,), residual=True, stream="f32")
+"""The second layer of a SwiGLU beside a float32 residual stream: 320 columns are 256 and 64."""
+
+
+def test_the_last_block_of_a_result_is_as_narrow_as_it_is() -> None:
+    s = schedule(tile_block(STREAM.program(), H200))
+    assert s.direct and s.result_blocks == (2,) and s.last_blocks == 8
+    for layer, blocks in ((OUT, 0), (Layer(864, (400,)), 0), (Layer(864, (384,)), 16), (Layer(864, (320, 320)), 0)):
+        assert schedule(tile_block(layer.program(), H200)).last_blocks == blocks
+    whole = schedule(tile_block(Layer(864, (512,), residual=True, stream="f32").program(), H200))
+    assert tiled_block_cost(s, 24_579, H200).seconds < 0.9 * tiled_block_cost(whole, 24_579, H200).seconds
+    # four bytes an element and no room in shared memory: longer than 16 bits
+    short = schedule(tile_block(replace(STREAM, stream="").program(), H200))
+    assert tiled_block_cost(short, 24_579, H200).seconds < tiled_block_cost(s, 24_579, H200).seconds
+
+
+def test_clusters_take_turns_with_a_narrow_block() -> None:
+    """Every second unit would be the narrow one of half of the clusters (``Deal`` of tiled_order.cuh)."""
+    s = schedule(tile_block(STREAM.program(), H200))
+    walk = s.walk(24_579)
+    narrow = [
+        sum((k + k // s.out_blocks) % s.out_blocks == 1 for k in range(c, walk.all_seconds, s.clusters))
+        for c in range(s.clusters)
+    ]
+    assert sum(narrow) == walk.all_seconds // 2 and max(narrow) - min(narrow) <= 1
 
 
 def test_results_that_are_made_otherwise_do_not_share_tiles() -> None:
@@ -271,6 +324,78 @@ def test_projections_and_their_residual_are_regions(count: int) -> None:
     assert blocks[0].count("add") == 2
 
 
+class Streamed(nn.Module):
+    """SwiGLU in bf16 beside a residual stream in float32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.RMSNorm(320, eps=1e-6)
+        self.gate, self.up = (nn.Linear(320, 864, bias=False, dtype=torch.bfloat16) for _ in range(2))
+        self.down = nn.Linear(864, 320, bias=False, dtype=torch.bfloat16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.norm(x).to(torch.bfloat16)
+        return x + self.down(nn.functional.silu(self.gate(y)) * self.up(y)).to(x.dtype)
+
+
+def test_a_float32_residual_stream_is_in_the_block() -> None:
+    torch.compiler.reset()
+    with torch.no_grad():
+        (graph,) = capture(Streamed().eval(), (torch.randn(2048, 320),)).graphs
+    (region,) = partition(graph, projections=True).regions
+    assert [op.kind for op in region.program.stages[0].ops][-3:] == ["cast", "add", "store"]
+    made = plan(region.program, 24_579, H200, Options())
+    assert made.chosen.detail == "wide layers as tiles over the grid"
+    assert schedule(made.chosen.pipeline).direct if made.chosen.pipeline is not None else False
+
+
+class Gated(nn.Module):
+    """``down(silu(gate(x)) * up(x)) + x``, whose weights of gate and up are two, or one."""
+
+    def __init__(self, one: bool) -> None:
+        super().__init__()
+        width, hidden = 576, 1536
+        self.gate = None if one else nn.Linear(width, hidden, bias=False)
+        self.up = nn.Linear(width, 2 * hidden if one else hidden, bias=False)
+        self.down = nn.Linear(hidden, width, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        gate, up = (self.gate(x), self.up(x)) if self.gate is not None else self.up(x).chunk(2, -1)
+        return self.down(up * nn.functional.silu(gate)) + x
+
+
+@pytest.mark.parametrize("one", [True, False])
+def test_gate_and_up_are_one_layer_where_the_block_is_not_one_launch(one: bool) -> None:
+    torch.compiler.reset()
+    model = Gated(one).bfloat16().eval()
+    with torch.no_grad():
+        (graph,) = capture(model, (torch.randn(4, 512, 576).bfloat16(),)).graphs
+
+    def found(**options) -> list[list[str]]:
+        return [
+            [op.kind for op in r.program.stages[0].ops] for r in partition(graph, projections=True, **options).regions
+        ]
+
+    (block,) = found()
+    assert block.count("linear") == 3
+    gated, down = found(pays=lambda _: False)
+    assert gated.count("linear") == 2 and gated[-2:] == ["mul", "store"] and gated.count("store") == 1
+    assert down == ["load", "linear", "load", "add", "store"]
+    pays = partial(as_one_launch, options=Options(), device=H200)
+    assert found(pays=pays) == [gated, down]
+    made = [r.program for r in partition(graph, projections=True, pays=pays).regions]
+    best = min(prediction_of(c) for c in proposals(made[0], 2048, H200, Options()) if c.pipeline is not None)
+    assert best < 0.7 * (on_inductor(made[0], 2048, H200).predicted_us or 0.0)
+
+
+def test_a_block_that_is_predicted_to_win_as_one_launch_is_kept() -> None:
+    torch.compiler.reset()
+    with torch.no_grad():
+        (graph,) = capture(Block(768, 3072).bfloat16().eval(), (torch.randn(16_384, 768).bfloat16(),)).graphs
+    pays = partial(as_one_launch, options=Options(), device=H200)
+    assert len(partition(graph, projections=True, pays=pays).regions) == 1
+
+
 def test_a_product_alone_is_a_librarys() -> None:
     torch.compiler.reset()
     with torch.no_grad():
@@ -295,9 +420,24 @@ def test_a_layer_that_a_row_stream_begins_with_stays_its_own() -> None:
 
 
 @pytest.mark.nvrtc
-@pytest.mark.parametrize("block", [VIT, GATED, QKV, THREE], ids=["norm", "gated", "layer", "layers"])
+@pytest.mark.parametrize(
+    "block",
+    [VIT, GATED, QKV, THREE, GATE_UP, STREAM],
+    ids=["norm", "gated", "layer", "layers", "gated layer", "float32 stream"],
+)
 def test_kernels_compile_without_spills(block: Ffn | Layer) -> None:
     assert [r.spills for r in cuda.compile_only(tile_block(block.program(), H200))] == [0]
+
+
+@pytest.mark.nvrtc
+def test_kernels_of_weights_by_columns_compile_without_spills() -> None:
+    up, gated = lying(Layer(768, (3072,), bias=True, act="gelu").program(), ["w0"]), ["w0", "up0"]
+    made = [
+        tile_block(up, H200),
+        share_tile(up, Split(1, 12, Tail.NONE)),
+        tile_block(lying(GATE_UP.program(), gated), H200),
+    ]
+    assert [r.spills for p in made for r in cuda.compile_only(p)] == [0, 0, 0]
 
 
 @pytest.mark.nvrtc

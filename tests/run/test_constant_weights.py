@@ -7,18 +7,25 @@ from dataclasses import replace
 
 import pytest
 import torch
+from programs import chain
 from real_blocks import Gpt2Block
+from shared_tiles import Ffn
 
-from tilestream import devices
-from tilestream.errors import OptionError
+from tilestream import cuda, devices
+from tilestream.apps.layers import Layer
+from tilestream.errors import OptionError, VerifyError
 from tilestream.graph.capture import capture
 from tilestream.graph.region import Region
 from tilestream.graph.selection import partition
-from tilestream.ir.pipeline import Pipeline
+from tilestream.ir.pipeline import Pipeline, Role
+from tilestream.ir.serialise import pipeline_from_json, pipeline_to_json
+from tilestream.kernels.families import why_no_kernel
+from tilestream.kernels.product.shared_tile import Tail
 from tilestream.options import Options, parse
 from tilestream.plan import few_rows, planner
 from tilestream.plan.candidates import FALLBACK
-from tilestream.plan.turned import NONE, turned
+from tilestream.plan.passes.share_tile import Split, share_tile
+from tilestream.plan.turned import NONE, lying, reads_them, turned
 from tilestream.reference.whole import run_whole
 from tilestream.run.call import RegionCall
 from tilestream.run.executable import Enqueue, Interpreted
@@ -54,6 +61,49 @@ def test_plans_of_turned_weights_are_others() -> None:
     given = (region.program, 16, H200, Options())
     asked = planner.question(*given, turned(region, Options())), planner.question(*given)
     assert asked[0].key(measured=True) != asked[1].key(measured=True)
+
+
+def test_layers_read_weights_as_they_lie_where_copies_would_take_longer() -> None:
+    """GPT-2's on 1,024 rows: the sum of the layer's input and the block behind it."""
+    torch.compiler.reset()
+    x = torch.randn(1024, 768, device="meta", dtype=torch.bfloat16)
+    with torch.no_grad():
+        (graph,) = capture(Gpt2Block(768, 3072).bfloat16().eval().to("meta"), (x,)).graphs
+    regions = partition(graph, projections=True, pays=lambda _: False).regions
+    assert len(regions) == 2
+    for region in regions:
+        lying_so = turned(region, Options())
+        assert lying_so.as_they_lie and lying_so.us > 30
+        made = planner.proposals(region.program, 1024, H200, Options(), lying_so)
+        best = {
+            reads: min(c.predicted_us or 1e9 for c in made if c.pipeline is not None and reads_them(c) is reads)
+            for reads in (True, False)
+        }
+        assert best[True] + 5 < best[False]
+        (one, *_) = [c for c in made if reads_them(c)]
+        assert one.pipeline is not None and one.detail.endswith("weights as they lie")
+        assert {t.name for t in one.pipeline.tensors if t.by_columns} == set(lying_so.weights)
+        assert pipeline_from_json(pipeline_to_json(one.pipeline)) == one.pipeline
+
+
+def test_weights_that_bulk_copies_cannot_address_are_copied() -> None:
+    found = turned(region_of(48, 522, 16), Options())
+    assert found.weights and not found.as_they_lie
+
+
+def test_kernels_of_other_families_refuse_weights_by_columns() -> None:
+    program = chain(2, 64)
+    weights = [t.name for t in program.tensors if t.role is Role.PARAMETER and len(t.shape) == 2]
+    refused = planner.plan(program, 4096, H200, Options(strategy="vertical", measure=False)).chosen.pipeline
+    assert refused is not None and why_no_kernel(refused) == ""
+    assert "lies by columns" in why_no_kernel(lying(refused, weights))
+    with pytest.raises(VerifyError, match="lies by columns"):
+        cuda.sources(lying(refused, weights))
+    two = share_tile(lying(Ffn(512, 128, 128).program(), ["up", "down"]), Split(2, 2))
+    assert "has two layers, and weights that lie by columns" in why_no_kernel(two)
+    some = lying(Layer(64, (640, 640)).program(), ["w0"])
+    with pytest.raises(VerifyError, match="some of its weights lie by columns"):
+        share_tile(some, Split(1, 8, Tail.NONE))
 
 
 class Reader:

@@ -29,7 +29,8 @@ def random_operands(program: Pipeline, rows: int, device: str = "cpu", seed: int
 class Layer:
     """``k`` to each of ``outs``, as ``y0``, ``y1``, ...: with biases, an activation, a residual ``r`` behind the first.
 
-    ``norm``: ``layer`` or ``rms``, in front.
+    ``stream``: dtype of a residual and of what it is added to, where that is another.
+    ``norm``: ``layer`` or ``rms``, in front. ``gated``: times a second product of the same input, after the activation.
     """
 
     k: int
@@ -39,6 +40,8 @@ class Layer:
     act: str = ""
     residual: bool = False
     dtype: str = "bf16"
+    gated: bool = False
+    stream: str = ""
 
     def program(self) -> Pipeline:
         """One stage of row ops, as a region has them."""
@@ -49,8 +52,8 @@ class Layer:
             tensors.append(Tensor.of(name, Role.PARAMETER, shape, w.dtype))
             return name
 
-        def op(kind: str, name: str, width: int, ins: tuple[str, ...], params: tuple[str, ...] = (), attrs=()) -> str:
-            ops.append(TileOp(kind, Tile.of(name, width, w.dtype), ins, params, attrs, f"model.py:{len(ops)}"))
+        def op(kind: str, name: str, width: int, ins: tuple[str, ...], params=(), attrs=(), dtype: str = "") -> str:
+            ops.append(TileOp(kind, Tile.of(name, width, dtype or w.dtype), ins, params, attrs, f"model.py:{len(ops)}"))
             return name
 
         a = op("load", "a", w.k, (), ("x",))
@@ -66,10 +69,13 @@ class Layer:
             y = op("linear", f"u{f}", out, (a,), params + ((parameter(f"b{f}", out),) if w.bias else ()))
             if w.act:
                 y = op(w.act, f"h{f}", out, (y,))
+            if w.gated:
+                y = op("mul", f"m{f}", out, (y, op("linear", f"v{f}", out, (a,), (parameter(f"up{f}", out, w.k),))))
             if w.residual and f == 0:
-                tensors.append(Tensor.of("r", Role.INPUT, (out,), w.dtype))
-                y = op("add", "new", out, (op("load", "old", out, (), ("r",)), y))
-            tensors.append(Tensor.of(f"y{f}", Role.OUTPUT, (out,), w.dtype))
+                kept = w.stream or w.dtype
+                tensors.append(Tensor.of("r", Role.INPUT, (out,), kept))
+                y = op("add", "new", out, (op("load", "old", out, (), ("r",), dtype=kept), y), dtype=kept)
+            tensors.append(Tensor.of(f"y{f}", Role.OUTPUT, (out,), w.stream or w.dtype))
             ops.append(TileOp("store", None, (y,), (f"y{f}",)))
         return Pipeline("layer", tuple(tensors), (Stage.of("all", tuple(ops)),))
 
@@ -88,6 +94,7 @@ class Layer:
         for f in range(len(self.outs)):
             y = F.linear(a, t[f"w{f}"], t.get(f"b{f}"))
             y = ACTIVATIONS[self.act](y) if self.act else y
+            y = y * F.linear(a, t[f"up{f}"]) if self.gated else y
             made[f"y{f}"] = t["r"] + y if self.residual and f == 0 else y
         return made
 
@@ -107,6 +114,7 @@ LAYERS = {
     "vit-joint-qkv": Layer(768, (2304,), bias=True),
     "smollm-qkv": Layer(576, (576, 192, 192)),
     "smollm-o": Layer(576, (576,), residual=True),
+    "smollm-gate-up": Layer(576, (1536,), act="silu", gated=True),
     "smollm-down": Layer(1536, (576,), residual=True),
     "deit-joint-qkv": Layer(384, (1152,), bias=True),
     "deit-up": Layer(384, (1536,), bias=True, act="gelu"),

@@ -11,7 +11,7 @@ from tilestream.cuda.again import Again
 from tilestream.cuda.driver import PreparedLaunch
 from tilestream.cuda.one_launch import Launch
 from tilestream.cuda.turn import Turner
-from tilestream.errors import InputError
+from tilestream.errors import DeviceError, InputError
 from tilestream.ir.dtypes import ELEMENT_DTYPES, TORCH_DTYPES
 from tilestream.ir.launches import cut_at_dram
 from tilestream.ir.pipeline import Pipeline, Role, Tensor
@@ -106,18 +106,23 @@ class CompiledPipeline:
         """The pipeline for ``rows`` rows of ``tensors``, which stay where they are.
 
         Args:
-            tensors: inputs and parameters, of the shapes that the pipeline declares and ``addressable``, or parameters
+            tensors: inputs and parameters, of the shapes that the pipeline declares and ``in_place``, or parameters
                 that lie transposed (``turn.lies_transposed``): not checked.
             written: names of the tensors that each call gives: every output, and inputs that are elsewhere each time.
 
         Raises:
             InputError: there are more rows than a kernel can count.
+            DeviceError: a weight by columns lies otherwise.
         """
         if rows > MOST_ROWS:
             raise InputError(f"{rows} rows are more than {MOST_ROWS}", "give the batch in parts")
-        turned = tuple(name for name, t in tensors.items() if not addressable(t))
+        told = {name: self.pipeline.tensor(name) for name in tensors}
+        turned = tuple(name for name, t in tensors.items() if not in_place(t, told[name]))
+        odd = next((t.name for t in self.pipeline.tensors if t.by_columns and t.name in {*turned, *written}), "")
+        if odd:
+            raise DeviceError(f"weight {odd!r} does not lie by columns, as kernels were made for", "compile again")
         where = {
-            name: Where(t.data_ptr(), t.stride(1), t.shape[0]) if name in turned else _where(t)
+            name: Where(t.data_ptr(), t.stride(1), t.shape[0]) if name in turned else _where(in_order(t, told[name]))
             for name, t in tensors.items()
         }
         return Bound(self, where, rows, tuple(written), turned)
@@ -146,8 +151,10 @@ class CompiledPipeline:
                 f"the pipeline wants {want} {ELEMENT_DTYPES[t.dtype]} on {self.device}",
                 "convert it before the call",
             )
-        if t.role is Role.OUTPUT or readable(value, self.pipeline):
+        if t.role is Role.OUTPUT or (in_place(value, t) if t.by_columns else readable(value, self.pipeline)):
             return value
+        if t.by_columns:
+            return value.t().clone(memory_format=torch.contiguous_format).t()
         return value.clone(memory_format=torch.contiguous_format)
 
     def _writable(
@@ -252,6 +259,16 @@ def readable(t: torch.Tensor, pipeline: Pipeline) -> bool:
     if not pipeline.ragged or not addressable(t):
         return addressable(t)
     return t.is_contiguous() or (t.dim() == 2 and t.stride(0) * t.element_size() % 16 == 0)
+
+
+def in_order(t: torch.Tensor, of: Tensor) -> torch.Tensor:
+    """``t`` with its contiguous dimension last."""
+    return t.t() if of.by_columns else t
+
+
+def in_place(t: torch.Tensor, of: Tensor) -> bool:
+    """Whether kernels read ``t`` where it lies, in the order that the pipeline says ``of`` it."""
+    return addressable(in_order(t, of))
 
 
 def addressable(t: torch.Tensor) -> bool:

@@ -86,11 +86,11 @@ def _feeds_a_stream(result: fx.Node, facts: Facts) -> bool:
     return any(map(is_product, readers))
 
 
-def after_product(last: fx.Node, facts: Facts) -> list[fx.Node]:
-    """What is done elementwise to the result of ``last`` before anybody else sees it, up to one value that others read:
-    an activation that a model writes out reads its input more than once."""
+def after_product(last: fx.Node, facts: Facts, *others: fx.Node) -> list[fx.Node]:
+    """What is done elementwise to the result of ``last``, or to it and ``others``, before anybody else sees it, up to
+    one value that others read: an activation that a model writes out reads its input more than once."""
     found: list[fx.Node] = []
-    inside = [last]
+    inside = [last, *others]
     while len(inside) <= LONGEST and (readers := {u for n in inside for u in n.users if u not in inside}):
         node = min(readers)
         if not _alike(node, last, facts) or not _made_of(node, facts, ELEMENTWISE):
@@ -98,7 +98,8 @@ def after_product(last: fx.Node, facts: Facts) -> list[fx.Node]:
         inside.append(node)
         left = [n for n in inside if not n.users.keys() <= {*inside}]
         if left == [node] and not is_view(node) and {*facts.kinds[node]} - {"load"} != {"cast"}:
-            found = inside[1:]  # views at the end stay outside, and so do casts: they only make the result larger
+            # Views at the end stay outside, and so do casts: they only make the result larger.
+            found = inside[1 + len(others) :]
     return found
 
 

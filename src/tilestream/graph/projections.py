@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
+from itertools import combinations
 from math import prod
 
 from torch import fx
@@ -11,7 +12,8 @@ from tilestream.graph.convolutions import is_convolution
 from tilestream.graph.facts import Facts
 from tilestream.graph.few_rows import after_product, forms, start_of
 from tilestream.graph.lowering import MAX_FEATURES
-from tilestream.graph.nodes import is_product, is_view
+from tilestream.graph.nodes import is_product, is_slice, is_view, readers
+from tilestream.ir.ways import reached
 
 WIDEST_ALONE = 32_768
 """Columns of a layer by itself: more, a language model's head, no grid divides into so few that a CTA can hold them."""
@@ -31,6 +33,7 @@ def lone_layers(
     """Groups of ``nodes``, in their order: all products of one input that no row stream holds, queries, keys and
     values, with what makes that input where nobody else uses it, and what is done elementwise to each. The largest
     group comes first, then those without what is behind, without what is in front; and of several products each alone.
+    Before all, two of which one value is made, as of a gate: its activation and the product of both are behind them.
 
     On many rows they are layers that no row stream holds, and such of which a kernel does more than a library's
     product: several of one input, with a norm in front, or something elementwise behind.
@@ -51,6 +54,9 @@ def lone_layers(
         if start is not None and facts.rows(node) > 0:
             starts.setdefault(start, {})[node] = {node, *views}
     for start, products in starts.items():
+        for members, behind in _gated(products, facts):
+            found = forms([members], behind, start, nodes, [n for n in nodes if n not in taken], facts)
+            yield [group for group in found if behind[-1] in group]
         for several in ([*products], *([one] for one in products if len(products) > 1)):
             shared = facts.few(several[0])
             wide = [*map(facts.width, several), *([_features(start)] if shared else [])]
@@ -61,6 +67,31 @@ def lone_layers(
                 behind = {n for one in several for n in after_product(one, facts)}
                 found = forms(middles, behind, start, nodes, free, facts)
                 yield [group for group in found if shared or sum(not is_view(n) for n in group) > 1]
+
+
+def _gated(products: Mapping[fx.Node, set[fx.Node]], facts: Facts) -> Iterator[tuple[set[fx.Node], list[fx.Node]]]:
+    """Two products of one input, or one of which only two slices are used, as wide as no row stream holds; with views.
+    And what is made elementwise of both, up to one value.
+
+    Args:
+        products: with the views between the input and each.
+    """
+    found: list[tuple[set[fx.Node], list[fx.Node]]] = []
+    for one, views in products.items():
+        inside = reached([one], lambda n, one=one: n.users if n is one or _whole_view(n) else ())
+        slices = readers(one, _whole_view)
+        if all(map(is_slice, slices)) and all(n in facts.known for n in inside):
+            found.append(({*inside, *views}, slices))
+    found += [({a, b} | products[a] | products[b], [a, b]) for a, b in combinations(products, 2)]
+    for members, parts in found:
+        if len(parts) == 2 and MAX_FEATURES < facts.width(parts[0]) == facts.width(parts[1]):
+            behind = after_product(parts[0], facts, parts[1])
+            if behind:
+                yield members, behind
+
+
+def _whole_view(node: fx.Node) -> bool:
+    return is_view(node) and not is_slice(node)
 
 
 def behind_layers(nodes: Collection[fx.Node], facts: Facts) -> frozenset[fx.Node]:

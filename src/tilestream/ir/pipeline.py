@@ -71,12 +71,14 @@ class Tensor:
 
     Attributes:
         dtype: ``bf16``, ``f16`` or ``f32``; of an index ``i32`` or ``i64``.
+        by_columns: of a weight, that its first dimension is the contiguous one: ``[out, in]`` that lies ``[in, out]``.
     """
 
     name: str
     role: Role
     axes: tuple[Axis, ...]
     dtype: str
+    by_columns: bool = False
 
     @staticmethod
     def of(name: str, role: Role, shape: tuple[int, ...], dtype: str) -> Tensor:

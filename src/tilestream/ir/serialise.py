@@ -20,7 +20,7 @@ FORMAT = 3
 
 NAMED = (Pipeline, Stage, Queue, TileOp)
 
-RARE = {"held": False, "over": 1, "within": 0, "of": "", "bounds": ""}
+RARE = {"held": False, "over": 1, "within": 0, "of": "", "bounds": "", "by_columns": False}
 """Last fields of lists that are left out where they have these values."""
 
 

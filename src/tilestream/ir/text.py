@@ -25,7 +25,8 @@ def show_op(op: TileOp) -> str:
 
 
 def _tensor(t: Tensor) -> str:
-    return f"{t.role.value} {t.name} [{', '.join(a.name or str(a.size) for a in t.axes)}] {t.dtype}"
+    axes = ", ".join(a.name or str(a.size) for a in t.axes)
+    return f"{t.role.value} {t.name} [{axes}] {t.dtype}{' by columns' * t.by_columns}"
 
 
 def _stage(s: Stage) -> str:

@@ -118,6 +118,8 @@ class Kernel(Launchable):
 
     family: ClassVar[str]
     closed_form: ClosedForm | None = None
+    reads_columns: ClassVar[bool] = False
+    """Whether it reads weights that lie by columns."""
 
     def __init__(self, launch: Pipeline) -> None:
         self.launch = launch
@@ -132,10 +134,16 @@ class Kernel(Launchable):
     def refusal(self) -> str:
         """Why no kernel can be made of the launch, with the user's line; empty if one can."""
         try:
+            self._check_weights()
             self.check()
         except VerifyError as error:
             return error.cause
         return ""
+
+    def _check_weights(self) -> None:
+        odd = next((t.name for t in self.launch.tensors if t.by_columns and not self.reads_columns), "")
+        if odd:
+            raise VerifyError(f"weight {odd!r} lies by columns, which kernels of products alone read", "copy it")
 
     @abstractmethod
     def check(self) -> None:
@@ -178,6 +186,7 @@ class Kernel(Launchable):
         """
         key = (stamped, annotate)
         if key not in self._sources:
+            self._check_weights()
             made = self._emit(stamped, annotate)
             self._sources[key] = replace(made, text=told_ops(self.launch) + made.text) if annotate else made
         return self._sources[key]

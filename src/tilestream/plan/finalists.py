@@ -15,6 +15,7 @@ from tilestream.plan import margins
 from tilestream.plan.candidates import FALLBACK, Candidate, prediction_of
 from tilestream.plan.recipes import HALF
 from tilestream.plan.shown import pipeline_us
+from tilestream.plan.turned import reads_them
 
 STUCK = "the simulator cannot bring it to its end on this device"
 
@@ -37,7 +38,7 @@ def simulated(
 
     Args:
         fallback_us: what is shown of the fallback.
-        before_us: of copies that are made before a call of any pipeline.
+        before_us: of copies of weights that are made before a call of any pipeline that does not read them as they lie.
     """
     chosen = {id(c) for c in finalists(candidates)}
 
@@ -47,6 +48,8 @@ def simulated(
         if id(c) not in chosen or c.pipeline is None:
             return c
         us = pipeline_us(c.pipeline, rows, device)
-        return replace(c, rejected=STUCK) if us is None else replace(c, simulated_us=us + before_us)
+        return (
+            replace(c, rejected=STUCK) if us is None else replace(c, simulated_us=us + before_us * (not reads_them(c)))
+        )
 
     return tuple(map(shown, candidates))

@@ -18,6 +18,9 @@ in five, and a limit of 1.5 in four."""
 HOPELESS_SHARED = 1.5
 """The same for shared tiles, whose predictions err more: of 144 kernels of one layer the best by
 prediction takes 5 % longer than the best in the mean, 19 % at most (``docs/few-rows-results.md``)."""
+APART = 0.9
+"""The layers of a block on many rows are launches by themselves if they are predicted to take at most this share of the
+block as one launch. Assumed: of either kernel predictions err by a twentieth."""
 SHARED = 11
 """Splits of a shared tile that are timed. Assumed: as many as FlashFuser compiles."""
 SHARED_EACH = 2

@@ -33,7 +33,7 @@ from tilestream.plan.passes import merge_common_ops, relu_in_product, remove_dea
 from tilestream.plan.passes.verified import apply
 from tilestream.plan.recipes import IN_PLACE, KERNEL_A_LAYER, Recipe, recipes
 from tilestream.plan.shown import pipeline_us
-from tilestream.plan.turned import NONE, Turned
+from tilestream.plan.turned import NONE, Turned, lying, reads_them
 
 log = logging.getLogger(__name__)
 
@@ -129,12 +129,16 @@ def proposals(
 ) -> tuple[Candidate, ...]:
     """Every candidate with its prediction, refused ones with the reason, and last the fallback. Nothing is timed."""
     made = _proposals(program, rows, device, options, few_rows.in_any_order(options))
+    if turned.as_they_lie:
+        own = _proposals(lying(program, turned.weights), rows, device, options, few_rows.in_any_order(options))
+        told = (replace(c, detail=f"{c.detail}, weights as they lie") for c in own if c.pipeline is not None)
+        made = (*made[:-1], *told, made[-1])
     return tuple(_behind(turned, c) for c in made)
 
 
 def _behind(turned: Turned, c: Candidate) -> Candidate:
     """The candidate with the time of the copies that are made before its call, where it is for few rows."""
-    if c.strategy != few_rows.STRATEGY or c.predicted_us is None:
+    if c.strategy != few_rows.STRATEGY or c.predicted_us is None or reads_them(c):
         return c
     return replace(c, predicted_us=c.predicted_us + turned.us)
 
@@ -149,7 +153,8 @@ def _proposals(
     before: dict[Pipeline, Candidate] = {}
     shared = few_rows.recipes(program, rows, device, options) if options.strategy in ("auto", few_rows.STRATEGY) else []
     tiled = many_rows.recipes(program, rows, options)
-    for recipe in (*recipes(program, options, device), *tiled, *shared):
+    streams = [] if any(t.by_columns for t in program.tensors) else recipes(program, options, device)
+    for recipe in (*streams, *tiled, *shared):
         candidates.append(_candidate(recipe, program, rows, device, options.queue_depth, before))
     # Every other strategy has recipes for every program. A block on few rows is expected to be shared.
     expected = options.strategy == few_rows.STRATEGY or (options.strategy == "auto" and few_rows.bin_of(program, rows))

@@ -33,7 +33,7 @@ from tilestream.plan.pairs import Pair
 from tilestream.plan.parts import Excluded, GraphAnalysis, RegionAnalysis, Share
 from tilestream.plan.plan_graph import numbered, of_cut, plan_graph
 from tilestream.plan.tails import all_promising
-from tilestream.plan.turned import Turned, turned
+from tilestream.plan.turned import Turned, reads_them, turned
 from tilestream.plan.whole import inductor_kernels
 
 STRATEGIES = ("vertical", "spatial", "shared", "bulk")
@@ -151,7 +151,8 @@ class Predicted:
                 plan = self._plan(region, copied, shown)
         except TilestreamError as failure:
             problem = str(failure)
-        return of_cut(cut, plan, problem, copied.us, self.alone)
+        copied_us = 0.0 if plan is not None and reads_them(plan.chosen) else copied.us
+        return of_cut(cut, plan, problem, copied_us, self.alone)
 
     def _plan(self, region: Region, copied: Turned, shown: Shown) -> Plan:
         if region.program.ragged:

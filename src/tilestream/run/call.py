@@ -22,7 +22,7 @@ from tilestream.graph.lowering import PARTS, Steps
 from tilestream.graph.real import real
 from tilestream.graph.region import Operand
 from tilestream.ir.dtypes import TORCH_DTYPES
-from tilestream.ir.pipeline import Pipeline
+from tilestream.ir.pipeline import Pipeline, Role
 from tilestream.ir.taps import rows_given
 from tilestream.run.copies import Copies, Copy
 from tilestream.run.executable import Enqueue, Executable, executable, plain
@@ -115,7 +115,7 @@ class RegionCall:
                 continue
             resting[operand.tensor] = viewed
             rests = self._remembers and is_view_of(viewed, values[operand.index])
-            if not (rests and _kernels_can_read(viewed, spec.pipeline, operand in spec.parameters)):
+            if not (rests and _kernels_can_read(viewed, spec.pipeline, operand.tensor)):
                 moving[operand.tensor] = operand
         inputs = tuple(o.tensor for o in spec.inputs)
         rows = rows_given(spec.pipeline, lambda name: resting[name].shape[0], inputs)
@@ -141,9 +141,10 @@ class RegionCall:
 
     def _rest(self, fixed: Mapping[str, torch.Tensor]) -> bool:
         """Whether kernels read every parameter where it lies: a launch in front that copies one writes it."""
-        from tilestream.cuda.launch import addressable
+        from tilestream.cuda.launch import in_place
 
-        return all(o.tensor in fixed and addressable(fixed[o.tensor]) for o in self.spec.parameters)
+        told, names = self.spec.pipeline.tensor, [o.tensor for o in self.spec.parameters]
+        return all(name in fixed and in_place(fixed[name], told(name)) for name in names)
 
     def _copy(self, operand: Operand, weight: torch.Tensor, viewed: torch.Tensor) -> Copy | None:
         """The one copy of a weight that does not change and lies as kernels cannot read it; None of all others."""
@@ -241,12 +242,16 @@ def is_view_of(view: torch.Tensor, base: torch.Tensor) -> bool:
     return view.untyped_storage().data_ptr() == base.untyped_storage().data_ptr()
 
 
-def _kernels_can_read(tensor: torch.Tensor, pipeline: Pipeline, parameter: bool) -> bool:
+def _kernels_can_read(tensor: torch.Tensor, pipeline: Pipeline, name: str) -> bool:
     """Whether a tensor needs no copy at every call but one that the launches themselves make."""
-    from tilestream.cuda.launch import readable
+    from tilestream.cuda.launch import in_place, readable
     from tilestream.cuda.turn import lies_transposed
 
-    return readable(tensor, pipeline) or (parameter and not pipeline.ragged and lies_transposed(tensor))
+    told = pipeline.tensor(name)
+    if told.by_columns:
+        return in_place(tensor, told)
+    parameter = told.role is Role.PARAMETER and not pipeline.ragged
+    return readable(tensor, pipeline) or (parameter and lies_transposed(tensor))
 
 
 def ordered(tensor: torch.Tensor, order: tuple[int, ...]) -> torch.Tensor:

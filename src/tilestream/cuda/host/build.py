@@ -163,7 +163,8 @@ def _run(
     if why:
         raise ValueError(why)
     source, arena = kernel.source(stamped), Arena()
-    where = {t.name: arena.where(tensors[t.name]) for t in kernel.launch.tensors}
+    lying = {t.name: tensors[t.name].t() if t.by_columns else tensors[t.name] for t in kernel.launch.tensors}
+    where = {name: arena.where(t.contiguous()) for name, t in lying.items()}
     for t in kernel.buffers:
         where[t.name] = arena.where(torch.full((rows, t.features), float("nan"), dtype=TORCH_DTYPES[t.dtype]))
     copies = {f"packed {k}": bytes_of(pack(spec, tensors[spec.weight])) for k, spec in enumerate(kernel.packs)}

@@ -285,6 +285,12 @@ struct MmaMixed {
   static void shared(Fragment<N>& acc, u64 a, u64 b) {
     ts_host::product({&acc.v[0][0], 4 * N, BLOCKS, nullptr, 0, T::ELEMENT, a, b, false, true});
   }
+  template <int N>
+  static void start(Fragment<N>& acc, u64 a, u64 b) {
+    for (auto& lane : acc.v)
+      for (int k = 0; k < 4 * BLOCKS; ++k) lane[k] = 0.0f;
+    shared(acc, a, b);
+  }
 };
 
 // ---- rounding, to nearest even

@@ -18,5 +18,7 @@ TS_DEV u64 mma_desc_blocks_over_16(u32 low, u32 pitch) { return (u64)8 << 32 | (
 TS_DEV u64 mma_desc_columns(u32 addr, u32 chunk) {
   return ((u64)((addr & 0x3FFFF) >> 4)) | ((u64)(chunk >> 4) << 16) | ((u64)64 << 32) | ((u64)1 << 62);
 }
+// The same with both over 16.
+TS_DEV u64 mma_desc_columns_over_16(u32 low, u32 chunk) { return (u64)0x40000040 << 32 | (u64)chunk << 16 | (low & 0x3FFF); }
 
 }  // namespace ts

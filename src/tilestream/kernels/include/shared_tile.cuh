@@ -126,9 +126,16 @@ TS_DEV void load_weights(const P& p, const Position& me, u32 smem) {
     ring.wait_empty();
     bar_expect(ring.full(), K::DEPTH * K::OUT_COLUMNS * 2);
 #pragma unroll
-    for (int f = 0; f < K::LASTS; ++f)
-      load_panels<K::DEPTH>(ring.addr() + K::start(f) * 128, &p.lasts[f], me.group * K::GROUP_COLUMNS + i * K::DEPTH, me.column * K::width(f),
-                            ring.full(), K::OUT_COLUMNS * 128);
+    for (int f = 0; f < K::LASTS * K::PRODUCTS; ++f) {
+      const int x = me.group * K::GROUP_COLUMNS + i * K::DEPTH, y = me.column * K::width(f);
+      if constexpr (K::BY_COLUMNS) {  // panels of 64 columns, a row of each for each of the depth
+#pragma unroll
+        for (int q = 0; q < K::width(f) / 64; ++q)
+          tma_load(ring.addr() + (K::start(f) / 64 + q) * K::DEPTH * 128, &p.lasts[f], y + 64 * q, x, ring.full(), EVICT_NORMAL);
+      } else {
+        load_panels<K::DEPTH>(ring.addr() + K::start(f) * 128, &p.lasts[f], x, y, ring.full(), K::OUT_COLUMNS * 128);
+      }
+    }
   }
 }
 
@@ -311,7 +318,7 @@ TS_DEV void consume(const P& p, const Team& team, const Position& me, u32 smem, 
       mma_fence();
 #pragma unroll
       for (int f = 0; f < K::FIRSTS; ++f)
-        multiply<typename K::T, K::FIRST_DEPTH, K::ROWS, false, false>(
+        multiply<typename K::T, K::FIRST_DEPTH, K::ROWS, false, false, false>(
             acc[f], (left.addr() + mine) >> 4, (weights.addr() + (f * K::MIDDLE + first_column<K>(g, K::MIDDLE)) * 128) >> 4, K::FIRSTS * K::MIDDLE * 8);
     });
     mma_wait<0>();
@@ -342,7 +349,8 @@ TS_DEV void consume(const P& p, const Team& team, const Position& me, u32 smem, 
     mark(MIDDLE_BACK, leads && i == 0);
     mma_fence();
     const u32 from = K::HELD ? smem + K::GATHER + first_row<K>(g) * 16 + i * (K::DEPTH * K::ROWS * 2) : left.addr() + mine;
-    multiply<typename K::T, K::DEPTH, K::ROWS, K::HELD, false>(acc, from >> 4, (weights.addr() + half) >> 4, K::OUT_COLUMNS * 8);
+    constexpr u32 PITCH = K::BY_COLUMNS ? K::DEPTH * 8 : K::OUT_COLUMNS * 8;
+    multiply<typename K::T, K::DEPTH, K::ROWS, K::HELD, false, K::BY_COLUMNS>(acc, from >> 4, (weights.addr() + half) >> 4, PITCH);
   });
   mma_wait<0>();
   pin(acc);

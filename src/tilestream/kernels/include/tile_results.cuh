@@ -87,18 +87,22 @@ TS_DEV Beside<K> load_beside(const P& p, const Position& me, int g, u32 t, int i
   return made;
 }
 
-// Columns `local` and the next of a row of the result, from their sums.
+// Columns `local` and the next of a row of the result, from their sums: of product n those at 4 n.
 template <class K>
 TS_DEV void finish_pair(u32 smem, int local, const float* sums, const u32* words, float (&made)[2]) {
-  const float y[2] = {sums[0], sums[1]};
+  float y[2][K::PRODUCTS];
+#pragma unroll
+  for (int n = 0; n < K::PRODUCTS; ++n)
+#pragma unroll
+    for (int e = 0; e < 2; ++e) y[e][n] = sums[4 * n + e];
   float r[2][K::LOADS + 1];
   K::beside_values(words, r);
   K::after(smem + K::VECTORS, local, y, r, made);
 }
 
-// Two columns of two rows of the result, as Fragment has them.
+// Two columns of two rows of the result, as Fragment has them of each product.
 template <class K, class P>
-TS_DEV void store_block(const P& p, const Position& me, u32 smem, int g, u32 t, int i, const float (&v)[4], const Beside<K>& beside) {
+TS_DEV void store_block(const P& p, const Position& me, u32 smem, int g, u32 t, int i, const float* v, const Beside<K>& beside) {
   using O = typename K::Result;
   const int local = first_column<K>(g, K::OUT_COLUMNS) + col_of(t, i);
   const Place to = place<K>(p, me.column, local);
@@ -127,7 +131,9 @@ constexpr int narrowest_result() {
   return share<K>(least);
 }
 template <class K>
-constexpr int STAGED_PITCH = share<K>(K::OUT_COLUMNS) * K::Result::BYTES + 16;  // rows start on other banks
+constexpr int STAGED_WIDTH = share<K>(K::OUT_COLUMNS) / K::PRODUCTS;
+template <class K>
+constexpr int STAGED_PITCH = STAGED_WIDTH<K> * K::Result::BYTES + 16;  // rows start on other banks
 template <class K>
 constexpr bool stages_result() {
   constexpr u32 WARPS = (K::LIVE_THREADS + 31) / 32, ROOM = K::HELD ? K::LEFT_STAGES * K::DEPTH * K::ROWS * 2 : K::SCATTER;
@@ -137,7 +143,7 @@ template <class K>
 TS_DEV u32 staged_row(u32 smem, int g, int row) { return smem + K::LEFT + (64 * g + row) * STAGED_PITCH<K>; }
 
 template <class K>
-TS_DEV void stage_block(u32 smem, int g, u32 t, int i, const float (&v)[4], const Beside<K>& beside) {
+TS_DEV void stage_block(u32 smem, int g, u32 t, int i, const float* v, const Beside<K>& beside) {
   const int column = col_of(t, i), local = first_column<K>(g, K::OUT_COLUMNS) + column;
 #pragma unroll
   for (int j = 0; j < 2; ++j) {
@@ -151,7 +157,7 @@ TS_DEV void stage_block(u32 smem, int g, u32 t, int i, const float (&v)[4], cons
 template <class K, class P>
 TS_DEV void store_staged(const P& p, const Position& me, u32 smem, int g, u32 t) {
   using O = typename K::Result;
-  constexpr int PIECE = 16 / O::BYTES, PIECES = share<K>(K::OUT_COLUMNS) / PIECE;
+  constexpr int PIECE = 16 / O::BYTES, PIECES = STAGED_WIDTH<K> / PIECE;
   const int warp = (int)(t >> 5);
 #pragma unroll 4
   for (int q = (int)(t & 31); q < 16 * PIECES; q += 32) {
@@ -181,18 +187,20 @@ template <class K, class P, int BLOCKS>
 TS_DEV void store_result(const P& p, const Fragment<BLOCKS>& acc, const Position& me, u32 smem, int g, u32 t) {
   TS_EACH(t, K::LIVE_THREADS) {
     // Of wide parts what goes beside them is asked for before any is waited for: a turn to memory each would be long.
-    constexpr int BATCH = K::LOADS > 0 && BLOCKS >= 8 ? 8 : 1;
+    constexpr int OWN = BLOCKS / K::PRODUCTS, BATCH = K::LOADS > 0 && OWN >= 8 ? 8 : 1;
 #pragma unroll
-    for (int first = 0; first < BLOCKS; first += BATCH) {
+    for (int first = 0; first < OWN; first += BATCH) {
       Beside<K> beside[BATCH];
 #pragma unroll
       for (int b = 0; b < BATCH; ++b)
-        if (first + b < BLOCKS) beside[b] = load_beside<K>(p, me, g, t, first + b);
+        if (first + b < OWN) beside[b] = load_beside<K>(p, me, g, t, first + b);
 #pragma unroll
       for (int b = 0; b < BATCH; ++b) {
         const int i = first + b;
-        if (i >= BLOCKS) continue;
-        const float v[4] = {TS_REG(acc, 4 * i), TS_REG(acc, 4 * i + 1), TS_REG(acc, 4 * i + 2), TS_REG(acc, 4 * i + 3)};
+        if (i >= OWN) continue;
+        float v[4 * K::PRODUCTS];
+#pragma unroll
+        for (int n = 0; n < 4 * K::PRODUCTS; ++n) v[n] = TS_REG(acc, 4 * (i + n / 4 * OWN) + n % 4);
         if constexpr (stages_result<K>())
           stage_block<K>(smem, g, t, i, v, beside[b]);
         else

@@ -16,6 +16,7 @@ namespace ts {
 constexpr int TILE_ROWS = 2 * ROWS, TILE_COLUMNS = 256, TILE_DEPTH = 64, TILE_BLOCKS = TILE_COLUMNS / 8;
 constexpr int HALF_COLUMNS = TILE_COLUMNS / 2;  // of weights, a box
 constexpr u32 LEFT_BYTES = TILE_ROWS * 128, HALF_BYTES = HALF_COLUMNS * 128, STEP_BYTES = LEFT_BYTES + 2 * HALF_BYTES;
+constexpr u32 WEIGHT_PANEL = TILE_DEPTH * 128;  // of a weight that lies by columns: 64 of them
 constexpr int SLABS = 2;               // of 64 columns, on their way out, a warpgroup; as many more through a page of the ring
 constexpr int OPERAND_ROWS = 4;        // made by a warp before it says so
 constexpr int OPERAND_FLAGS = TILE_ROWS / OPERAND_ROWS;
@@ -59,7 +60,12 @@ TS_DEV SlabRing late_slabs(u32 smem, int g, u32 page) {
   return SlabRing(slab_bars<K>(smem, g) + 16 * SLABS, page + g * SLABS * CHUNK_BYTES);
 }
 template <class K>
-TS_DEV int slabs_of(const Unit& x) { return TILE_COLUMNS / 64 / (x.second || K::FIRSTS < 2 ? 1 : 2); }
+TS_DEV int slabs_of(const Unit& x) {  // of its columns
+  return TILE_COLUMNS / 64 / (x.second ? K::PRODUCTS : K::FIRSTS < 2 ? 1 : 2);
+}
+// Those that leave through shared memory.
+template <class K>
+TS_DEV int staged_of(const Unit& x) { return K::DIRECT && x.second ? 0 : slabs_of<K>(x); }
 template <class K>
 TS_DEV void init_tiled(u32 smem) {
   for (int i = 0; i < K::STEPS; ++i) {
@@ -87,13 +93,17 @@ TS_DEV const TensorMap* right_of(const P& p, const Unit& x, int half, int& row) 
     if (!x.second) row = K::offset(half) + x.column * HALF_COLUMNS;
   if constexpr (K::FIRSTS > 0)
     if (!x.second) return &p.firsts[K::FIRSTS == 2 ? half : 0];
-  return &p.lasts[x.last];
+  if constexpr (K::PRODUCTS == 2) row = x.block * HALF_COLUMNS;
+  return &p.lasts[K::PRODUCTS == 2 ? half : x.last];
 }
 template <class K, class P>
 TS_DEV const TensorMap* to_of(const P& p, const Unit& x) {
   if constexpr (K::FIRSTS > 0)
     if (!x.second) return &p.hidden_out;
-  return &p.results[x.last];
+  if constexpr (K::DIRECT)
+    return nullptr;
+  else
+    return &p.results[x.last];
 }
 template <class K>
 TS_DEV bool reads_hidden(const Unit& x) { return K::FIRSTS > 0 && x.second; }
@@ -125,9 +135,15 @@ TS_DEV void load_steps(const P& p, const Team& team, u64 epoch, u32 smem, int cl
       ring.wait_empty();
       bar_expect(ring.full(), STEP_BYTES);
       tma_load(ring.addr(), left, i * TILE_DEPTH, y, ring.full(), EVICT_NORMAL);
-      tma_multicast(ring.addr() + LEFT_BYTES + h * HALF_BYTES, right, i * TILE_DEPTH, row, ring.full(), 3, EVICT_LAST);
+      const u32 half = ring.addr() + LEFT_BYTES + h * HALF_BYTES;
+      if constexpr (K::BY_COLUMNS) {
+#pragma unroll
+        for (int q = 0; q < HALF_COLUMNS / 64; ++q) tma_multicast(half + q * WEIGHT_PANEL, right, row + 64 * q, i * TILE_DEPTH, ring.full(), 3, EVICT_LAST);
+      } else {
+        tma_multicast(half, right, i * TILE_DEPTH, row, ring.full(), 3, EVICT_LAST);
+      }
     }
-    if (slabs_of<K>(x) > SLABS) {
+    if (staged_of<K>(x) > SLABS) {
       ring.wait_empty();
       bar_arrive(ring.full());
       ring.advance();
@@ -151,14 +167,14 @@ TS_DEV void store_slabs(const P& p, const Team& team, u64 epoch, u32 smem, int c
       await_flags(team, CLEARED, flags.read + mine * K::OUT_BLOCKS, K::OUT_BLOCKS, ticket_of(w, epoch, x.rows) - 1, x.rows);
     fence_async_global();
     if (lane_in_warp() != 0) continue;
-    const int slabs = slabs_of<K>(x), y = (x.second ? x.rows : slot) * TILE_ROWS + g * ROWS;
+    const int slabs = staged_of<K>(x), y = (x.second ? x.rows : slot) * TILE_ROWS + g * ROWS;
     const auto store = [&](SlabRing& ring, int s) {
       ring.wait_full();
       tma_store(to_of<K>(p, x), (x.block * slabs + s) * 64, y, ring.addr(), x.second ? EVICT_FIRST : EVICT_NORMAL);
       store_commit();
     };
 #pragma unroll 1
-    for (int s = 0; s < SLABS; ++s, early.advance()) {
+    for (int s = 0; s < SLABS && s < slabs; ++s, early.advance()) {
       store(early, s);
       store_wait_read<0>();
       bar_arrive(early.empty());
@@ -238,6 +254,8 @@ TS_DEV void load_columns(const P& p, ColumnWords<K>& columns, const Unit& x) {
 
 template <class K>
 constexpr int HIDDEN_SLABS = TILE_BLOCKS / 8 / K::FIRSTS;
+template <class K>
+constexpr int RESULT_SLABS = TILE_BLOCKS / 8 / K::PRODUCTS;
 
 // Where a warpgroup leaves its tiles, slab by slab.
 template <class K>
@@ -273,7 +291,7 @@ struct Beside : Registers<u32, 8 * 2 * K::BESIDE_WORDS + 1> {};
 template <class K, class P>
 TS_DEV void load_beside(const P& p, u32* w, const Unit& x, int g, u32 t, int block, int j) {
   const int row = x.rows * TILE_ROWS + g * ROWS + row_of(t, j);
-  K::beside_words(p, row < p.rows ? row : p.rows - 1, x.block * TILE_COLUMNS + col_of(t, block), w);
+  K::beside_words(p, row < p.rows ? row : p.rows - 1, x.block * 64 * RESULT_SLABS<K> + col_of(t, block), w);
 }
 template <class K, class P>
 TS_DEV void first_beside(const P& p, Beside<K>& beside, const Unit& x, int g) {
@@ -285,11 +303,20 @@ TS_DEV void first_beside(const P& p, Beside<K>& beside, const Unit& x, int g) {
   }
   pin(beside);
 }
+// Two columns of a row of a result that leaves from registers: of fp32, so that four lanes write 32 bytes.
+template <class K, class P>
+TS_DEV void store_pair(const P& p, const Unit& x, int row, int column, const float (&v)[2]) {
+  if constexpr (K::DIRECT)
+    if (row < p.rows && column < K::columns_of(x.last))
+      store_global((u64*)(p.results[x.last] + (u64)row * p.result_strides[x.last] + column), (u64)bits_of(v[1]) << 32 | bits_of(v[0]));
+}
 // Slab s of a tile, 64 columns, rounded: of the result, or of the hidden layer.
 template <class K, bool SECOND, class P>
 TS_DEV void leave_slab(const P& p, const Fragment<TILE_BLOCKS>& acc, Slabs<K>& slabs, const ColumnWords<K>& columns, Beside<K>& beside,
                        const Unit& x, int g, int s) {
-  const u32 slab = slabs.open(s);
+  constexpr bool STAGED = !(SECOND && K::DIRECT);
+  u32 slab = 0;
+  if constexpr (STAGED) slab = slabs.open(s);
   TS_PASS
   TS_LANES {
     const u32 t = TS_PASS_LANE;
@@ -305,11 +332,18 @@ TS_DEV void leave_slab(const P& p, const Fragment<TILE_BLOCKS>& acc, Slabs<K>& s
         float both[2];
         if constexpr (SECOND) {
           u32* const words = &TS_REG(beside, (2 * i + j) * K::BESIDE_WORDS);
-          float r[2][K::LOADS + 1], y[2] = {sum(8 * s, 0), sum(8 * s, 1)};
+          float r[2][K::LOADS + 1], y[2][K::PRODUCTS];
+#pragma unroll
+          for (int n = 0; n < K::PRODUCTS; ++n)
+#pragma unroll
+            for (int e = 0; e < 2; ++e) y[e][n] = sum(8 * (n * RESULT_SLABS<K> + s), e);
           K::beside_values(words, r);
-          if (K::LOADS > 0 && s + 1 < TILE_BLOCKS / 8) load_beside<K>(p, words, x, g, t, 8 * s + 8 + i, j);
+          if (K::LOADS > 0 && s + 1 < RESULT_SLABS<K>) load_beside<K>(p, words, x, g, t, 8 * s + 8 + i, j);
           K::after(w, y, r, both);
-          made[i & 1][j] = K::Result::pack(both[0], both[1]);
+          if constexpr (STAGED)
+            made[i & 1][j] = K::Result::pack(both[0], both[1]);
+          else
+            store_pair<K>(p, x, x.rows * TILE_ROWS + g * ROWS + row_of(t, j), x.block * 64 * RESULT_SLABS<K> + col_of(t, 8 * s + i), both);
         } else {
           float sums[2][K::FIRSTS];
 #pragma unroll
@@ -320,11 +354,27 @@ TS_DEV void leave_slab(const P& p, const Fragment<TILE_BLOCKS>& acc, Slabs<K>& s
           made[i & 1][j] = K::T::pack(both[0], both[1]);
         }
       }
-      if (i & 1) sts_blocks(slab, t, i - 1, made);
+      if (STAGED && (i & 1)) sts_blocks(slab, t, i - 1, made);
     }
   }
   if (SECOND) pin(beside);
-  slabs.close(s);
+  if constexpr (STAGED) slabs.close(s);
+}
+
+// A tile's sums, of the first N blocks of 8 columns; its first page begins them.
+template <class K, int N>
+TS_DEV void sum_tile(Fragment<TILE_BLOCKS>& acc, StepRing<K>& ring, u32 mine, int steps) {
+  const auto left = [&] { return (ring.addr() + mine) >> 4; };
+  const auto right = [&] { return (ring.addr() + LEFT_BYTES) >> 4; };
+  ring.wait_full();
+  mma_fence();
+  multiply<typename K::T, TILE_DEPTH, ROWS, false, true, K::BY_COLUMNS, N>(acc, left(), right(), WEIGHT_PANEL / 16);
+  mma_commit();
+  ring.advance();
+  sum_pages(ring, 1, steps, [&](int) {
+    mma_fence();
+    multiply<typename K::T, TILE_DEPTH, ROWS, false, false, K::BY_COLUMNS, N>(acc, left(), right(), WEIGHT_PANEL / 16);
+  });
 }
 
 template <class K, class P>
@@ -341,18 +391,10 @@ TS_DEV void consume_tiles(const P& p, u64 epoch, u32 smem, int cluster, int rank
     Beside<K> beside;
     load_columns<K>(p, columns, x);
     const int steps = x.second ? K::SECOND_STEPS : K::FIRST_STEPS;
-    // A page of both operands; a tile's first begins its sums.
-    const auto left = [&] { return (ring.addr() + mine) >> 4; };
-    const auto right = [&] { return (ring.addr() + LEFT_BYTES) >> 4; };
-    ring.wait_full();
-    mma_fence();
-    multiply<typename K::T, TILE_DEPTH, ROWS, false, true>(acc, left(), right(), 0);
-    mma_commit();
-    ring.advance();
-    sum_pages(ring, 1, steps, [&](int) {
-      mma_fence();
-      multiply<typename K::T, TILE_DEPTH, ROWS, false, false>(acc, left(), right(), 0);
-    });
+    if (K::LAST_BLOCKS > 0 && x.second && x.column == K::OUT_BLOCKS - 1)
+      sum_tile<K, K::LAST_BLOCKS>(acc, ring, mine, steps);
+    else
+      sum_tile<K, TILE_BLOCKS>(acc, ring, mine, steps);
     if (K::LOADS > 0 && x.second) first_beside<K>(p, beside, x, g);
     mma_wait<0>();
     pin(acc);  // or what reads them moves in front of the wait (C7514)
@@ -361,7 +403,10 @@ TS_DEV void consume_tiles(const P& p, u64 epoch, u32 smem, int cluster, int rank
       // Its bulk loads have completed (mbarriers said so): a relaxed store cannot overtake those waits.
       if (K::FIRSTS > 0 && group_leader()) flag_relaxed(flags_of<K>(p).read + (x.rows % w.slots * 2 + g) * K::OUT_BLOCKS + x.column, ticket_of(w, epoch, x.rows));
 #pragma unroll
-      for (int s = 0; s < TILE_BLOCKS / 8; ++s) leave_slab<K, true>(p, acc, slabs, columns, beside, x, g, s);
+      for (int s = 0; s < RESULT_SLABS<K>; ++s) {
+        if (K::DIRECT && 64 * (x.block * RESULT_SLABS<K> + s) >= K::columns_of(x.last)) break;
+        leave_slab<K, true>(p, acc, slabs, columns, beside, x, g, s);
+      }
     } else if constexpr (K::FIRSTS > 0) {
 #pragma unroll
       for (int s = 0; s < HIDDEN_SLABS<K>; ++s) leave_slab<K, false>(p, acc, slabs, columns, beside, x, g, s);

@@ -42,9 +42,16 @@ def of_columns(dtype: str, blocks: int, b_columns: bool) -> str:
     return _struct(name, _shared(blocks), _wgmma(dtype, blocks, f", 1, {int(b_columns)}"))
 
 
-def mixed(dtype: str, blocks: int) -> str:
-    """C++ source for acc[64, 8 blocks] += A @ B, both in shared memory, A as [64, depth], B as [depth, columns]."""
-    return _struct(f"MmaMixed<{dtype}, {blocks}>", _shared(blocks), _wgmma(dtype, blocks, ", 0, 1"))
+def mixed(dtype: str, blocks: int, starts: bool = False) -> str:
+    """C++ source for acc[64, 8 blocks] += A @ B, both in shared memory, A as [64, depth], B as [depth, columns].
+
+    With ``starts`` also for acc = A @ B.
+    """
+    heads = {"shared": True, **({"start": False} if starts else {})}
+    methods = [
+        _method(_shared(blocks, name), _wgmma(dtype, blocks, ", 0, 1", adds=adds)) for name, adds in heads.items()
+    ]
+    return f"template <>\nstruct MmaMixed<{dtype}, {blocks}> {{\n{''.join(methods)}}};\n"
 
 
 def by_rows(dtype: str, blocks: int) -> str:
@@ -56,8 +63,8 @@ def by_rows(dtype: str, blocks: int) -> str:
     return _struct(f"MmaRows<{dtype}, {blocks}>", head, _wgmma(dtype, blocks, ", 1", registers=True))
 
 
-def _shared(blocks: int) -> str:
-    return f"static TS_DEV void shared(Fragment<{blocks}>& acc, u64 a, u64 b)"
+def _shared(blocks: int, name: str = "shared") -> str:
+    return f"static TS_DEV void {name}(Fragment<{blocks}>& acc, u64 a, u64 b)"
 
 
 def _struct(name: str, head: str, statement: str) -> str:

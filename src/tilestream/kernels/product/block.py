@@ -1,8 +1,8 @@
 """What shares a tile, as a stage's ops have it by the axes that they mention: one layer or two.
 
 Two: ``y = after(act(x W1, x W3, ...) W2)``, a feed-forward block. One: ``y0 = after(x W0), y1 = after(x W1), ...``,
-products of one input. Either may have in front what makes ``x``, a norm; or ``x`` is pixels at the taps of a
-convolution, side by side.
+products of one input; or a gated one, ``y = after(x W0, x W1)``. Either may have in front what makes ``x``, a norm; or
+``x`` is pixels at the taps of a convolution, side by side.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ PANEL = 64
 
 
 @dataclass(frozen=True)
-class First:
-    """A product of the first layer of two: the weight ``[hid, k]``, from row ``offset`` on, and what tile it makes."""
+class Product:
+    """A product: the weight ``[columns, depth]``, from row ``offset`` on, and what tile it makes."""
 
     weight: str
     offset: int
@@ -34,19 +34,17 @@ class First:
 
 @dataclass(frozen=True)
 class Last:
-    """A product whose sum becomes a result, and what is done to it.
+    """A product whose sum becomes a result, or two of a gated layer, and what is done to them.
 
     Attributes:
-        out, columns: the axis of its columns, and how many there are.
-        weight: ``[out, hid]``.
-        total: the tile that the product makes.
-        after: elementwise ops, and loads of rows, from ``total`` to ``result``, which is stored in ``output``.
+        out, columns: the axis of the result's columns, and how many there are.
+        products: of weights ``[out, hid]``.
+        after: elementwise ops, and loads of rows, from their sums to ``result``, which is stored in ``output``.
     """
 
     out: str
     columns: int
-    weight: str
-    total: str
+    products: tuple[Product, ...]
     after: tuple[TileOp, ...]
     result: str
     output: str
@@ -68,6 +66,7 @@ class Block:
         lasts: one, of two layers; of one layer all products of its input.
         adds: whether partial results are added in memory, in any order.
         grid: the taps at which ``input``, pictures, is read; None where it has rows.
+        by_columns: whether all weights lie so (``Tensor.by_columns``).
     """
 
     rows: str
@@ -78,13 +77,14 @@ class Block:
     input: str
     before: tuple[TileOp, ...]
     operand: str
-    firsts: tuple[First, ...]
+    firsts: tuple[Product, ...]
     middle: tuple[TileOp, ...]
     hidden: str
     lasts: tuple[Last, ...]
     output_dtype: str
     adds: bool
     grid: Grid | None = None
+    by_columns: bool = False
 
     def vectors(self, ops: tuple[TileOp, ...]) -> tuple[View, ...]:
         """Tensors without rows that ``ops`` read: biases and scalars."""
@@ -104,6 +104,11 @@ class Block:
     @property
     def one_layer(self) -> bool:
         return not self.firsts
+
+    @property
+    def products(self) -> int:
+        """Products that each result is made of."""
+        return len(self.lasts[0].products)
 
     @property
     def after(self) -> tuple[TileOp, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tilestream.ir.pipeline import Pipeline
-from tilestream.kernels.parts.mma import specialisation
+from tilestream.kernels.parts.mma import mixed, specialisation
 from tilestream.kernels.parts.params import MAP, Field, Struct, at_least_one, pointers
 from tilestream.kernels.parts.source import Call, KernelSource
 from tilestream.kernels.parts.templating import rendered
@@ -26,7 +26,7 @@ def argument(code: Code, vectors: int) -> Struct:
         (
             Field(MAP, "input"),
             *([Field(MAP, "firsts", len(b.firsts))] if b.firsts else []),
-            Field(MAP, "lasts", len(b.lasts)),
+            Field(MAP, "lasts", len(b.lasts) * b.products),
             *code.maps(),
             Field("const void*", "vectors", max(vectors, 1)),
             Field("const void*", "rows_of", loads),
@@ -67,8 +67,8 @@ def emit(pipeline: Pipeline, code: Code) -> KernelSource:
     s, b, vectors = code.s, code.b, vectors_of(code.b)
     beside = residuals(b, pipeline, code.column, code.even_rows)
     shape = {
-        "FIRSTS": len(b.firsts), "LASTS": len(b.lasts), "INNER": b.sizes[0], "LOADS": len(beside.values),
-        "BESIDE_WORDS": beside.count,
+        "FIRSTS": len(b.firsts), "LASTS": len(b.lasts), "PRODUCTS": b.products, "INNER": b.sizes[0],
+        "LOADS": len(beside.values), "BESIDE_WORDS": beside.count,
     }  # fmt: skip
     params = argument(code, len(vectors))
     in_front = len(vectors) - len(b.vectors(b.before))
@@ -78,9 +78,9 @@ def emit(pipeline: Pipeline, code: Code) -> KernelSource:
         s=s,
         b=b,
         code=code,
-        constants=({"bool": {"BEFORE": bool(b.before)}, "int": shape}, code.constants()),
+        constants=({"bool": {"BEFORE": bool(b.before), "BY_COLUMNS": b.by_columns}, "int": shape}, code.constants()),
         params=params,
-        mma=[specialisation(b.dtype, n, starts=code.starts) for n in code.blocks],
+        mma=[(mixed if b.by_columns else specialisation)(b.dtype, n, code.starts) for n in code.blocks],
         beside=beside,
         before=row_code(b, pipeline, in_front, code.makers) if b.before else "",
         prefetch=prefetch_code(b, pipeline),

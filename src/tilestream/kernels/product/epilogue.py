@@ -42,7 +42,9 @@ def epilogues(b: Block) -> tuple[Epilogue, ...]:
     """That of the middle, where there are two layers, and those of the results."""
     sums = {f.tile: f"x[e][{i}]" for i, f in enumerate(b.firsts)}
     parts = [(b.middle, sums, b.hidden, b.sizes[1])] if b.firsts else []
-    parts += [(last.after, {last.total: "y[e]"}, last.result, last.columns) for last in b.lasts]
+    for last in b.lasts:
+        totals = {x.tile: f"y[e][{n}]" for n, x in enumerate(last.products)}
+        parts.append((last.after, totals, last.result, last.columns))
     made: list[Epilogue] = []
     first = 0
     for ops, values, result, columns in parts:

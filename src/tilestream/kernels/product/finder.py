@@ -10,10 +10,10 @@ from tilestream.ir.pipeline import DTYPE_BYTES, Pipeline, Stage, TileOp
 from tilestream.ir.taps import Tap
 from tilestream.ir.tileops import OPS
 from tilestream.kernels.parts.taps import Grid
-from tilestream.kernels.product.block import PANEL, Block, First, Last, made_from
+from tilestream.kernels.product.block import PANEL, Block, Last, Product, made_from
 from tilestream.kernels.product.written import written_out
 
-MOST_FIRSTS = 2
+MOST_PRODUCTS = 2
 """Products whose sums one epilogue combines: their accumulators share a thread's registers."""
 
 NARROW = 512
@@ -42,21 +42,28 @@ class Finder:
             raise self._refuse(None, f"it stores {len(stores)} results of two layers")
         ends = [second] if second is not None else products
         rows, hid = result_axes(ends[0])[0], next(iter(sums(ends[0])), "")
-        lasts = tuple(self._last(op, self._store_of(op, stores, ends), rows, hid) for op in ends)
+        lasts = self._lasts(ends, stores, rows, hid)
         middle, firsts = self._middle(ends[0].ins[0], rows, hid) if second is not None else ((), ())
         k, source, before, grid = self._input([self.makers[f.tile] for f in firsts] or ends, rows)
         sizes = self.pipeline.sizes()
         found = Block(
             rows, k, hid, (sizes[k], sizes[hid], sum(last.columns for last in lasts)),
-            self.pipeline.tensor(lasts[0].weight).dtype, source, before,
+            self.pipeline.tensor(lasts[0].products[0].weight).dtype, source, before,
             (self.makers[firsts[0].tile] if firsts else ends[0]).ins[0], firsts, middle,
             ends[0].ins[0] if firsts else "", lasts,
             self.pipeline.tensor(lasts[0].output).dtype, any(op.kind == "store_add" for op in stores), grid,
+            self._by_columns(products),
         )  # fmt: skip
         self._alike(found)
         self._dtypes(found)
         self._nothing_else(found)
         return found
+
+    def _by_columns(self, products: list[TileOp]) -> bool:
+        lying = {self.pipeline.tensor(op.params[0]).by_columns for op in products if op.params}
+        if len(lying) > 1:
+            raise self._refuse(None, "some of its weights lie by columns and others by rows", "copy the former")
+        return True in lying
 
     def _refuse(self, op: TileOp | None, why: str, remedy: str = "run it by tilestream.reference") -> VerifyError:
         where = (op.source or op.kind) if op is not None else f"stage {self.stage.name!r}"
@@ -70,42 +77,50 @@ class Finder:
                 return op
         return None
 
-    def _store_of(self, product: TileOp, stores: list[TileOp], products: list[TileOp]) -> TileOp:
-        """The one that stores what is made of ``product``, and of no other of ``products``."""
-        mine = [op for op in stores if product.made.name in made_from(op.ins[0], self.makers)]
-        if len(mine) != 1:
-            raise self._refuse(product, f"{len(mine)} results are stored of its sum")
+    def _lasts(self, products: list[TileOp], stores: list[TileOp], rows: str, hid: str) -> tuple[Last, ...]:
+        """What is made of ``products``: of each a result, or of two of them the only one."""
+        gated = len(stores) == 1 and 1 < len(products) <= MOST_PRODUCTS
+        results = [products] if gated else [[op] for op in products]
+        return tuple(self._last(some, self._store_of(some, stores, products), rows, hid) for some in results)
+
+    def _store_of(self, own: list[TileOp], stores: list[TileOp], products: list[TileOp]) -> TileOp:
+        """The one that stores what is made of ``own``, and of no other of ``products``."""
+        for product in own:
+            mine = [op for op in stores if product.made.name in made_from(op.ins[0], self.makers)]
+            if len(mine) != 1:
+                raise self._refuse(product, f"{len(mine)} results are stored of its sum")
         reached = made_from(mine[0].ins[0], self.makers)
-        if any(p is not product and p.out is not None and p.out.name in reached for p in products):
-            raise self._refuse(product, "its result is made of another product as well")
+        if any(p not in own and p.out is not None and p.out.name in reached for p in products):
+            raise self._refuse(own[0], "its result is made of another product as well")
         return mine[0]
 
-    def _last(self, product: TileOp, store: TileOp, rows: str, hid: str) -> Last:
-        if len(sums(product)) != 1 or len(result_axes(product)) != 2 or result_axes(product)[0] != rows:
-            raise self._refuse(product, "its last product is not [rows, out] summed over one axis")
-        out = result_axes(product)[1]
-        self._weight(product, out, hid, 0)
-        after = self._after(product, store, rows, out)
-        made = self.makers[store.ins[0]].out
-        assert made is not None
-        columns = self.pipeline.sizes()[out]
-        return Last(out, columns, product.params[0], product.made.name, after, made.name, store.params[0])
+    def _last(self, products: list[TileOp], store: TileOp, rows: str, hid: str) -> Last:
+        out = result_axes(products[0])[-1]
+        made: list[Product] = []
+        for op in products:
+            if len(sums(op)) != 1 or len(result_axes(op)) != 2 or result_axes(op)[0] != rows:
+                raise self._refuse(op, "its last product is not [rows, out] summed over one axis")
+            made.append(Product(op.params[0], 0, op.made.name))
+            self._weight(op, out, hid, 0)
+        after = self._after(products, store, rows, out)
+        result = self.makers[store.ins[0]].made.name
+        return Last(out, self.pipeline.sizes()[out], tuple(made), after, result, store.params[0])
 
-    def _middle(self, hidden: str, rows: str, hid: str) -> tuple[tuple[TileOp, ...], tuple[First, ...]]:
+    def _middle(self, hidden: str, rows: str, hid: str) -> tuple[tuple[TileOp, ...], tuple[Product, ...]]:
         reached = made_from(hidden, self.makers)
         middle: list[TileOp] = []
-        firsts: list[First] = []
+        firsts: list[Product] = []
         for op in self.stage.ops:
             if op.out is None or op.out.name not in reached or result_axes(op) != (rows, hid):
                 continue
             if op.kind == "product":
-                firsts.append(First(op.params[0], self._weight_offset(op), op.out.name))
+                firsts.append(Product(op.params[0], self._weight_offset(op), op.out.name))
                 self._weight(op, hid, next(iter(sums(op)), ""), firsts[-1].offset)
             else:
                 self._elementwise(op, rows, hid)
                 middle.append(op)
-        if not 1 <= len(firsts) <= MOST_FIRSTS:
-            raise self._refuse(None, f"its first layer has {len(firsts)} products, 1 to {MOST_FIRSTS} can be held")
+        if not 1 <= len(firsts) <= MOST_PRODUCTS:
+            raise self._refuse(None, f"its first layer has {len(firsts)} products, 1 to {MOST_PRODUCTS} can be held")
         return tuple(middle), tuple(firsts)
 
     def _weight_offset(self, op: TileOp) -> int:
@@ -170,15 +185,16 @@ class Finder:
         if op.views[-1].at != (At((out,), offset), At((depth,))):
             raise self._refuse(op, f"its weight does not lie as [{out}, {depth}]", "transpose it")
 
-    def _after(self, second: TileOp, store: TileOp, rows: str, out: str) -> tuple[TileOp, ...]:
-        before = made_from(second.made.name, self.makers)
+    def _after(self, products: list[TileOp], store: TileOp, rows: str, out: str) -> tuple[TileOp, ...]:
+        totals = {op.made.name for op in products}
+        before = set[str]().union(*(made_from(name, self.makers) for name in totals))
         reached = made_from(store.ins[0], self.makers) - before
         ops = [op for op in self.stage.ops if op.out is not None and op.out.name in reached]
         for op in ops:
             if op.kind == "load" and op.views[-1].at == (At((rows,)), At((out,))):
                 continue
             self._elementwise(op, rows, out)
-            inner = [name for name in op.ins if name not in reached and name != second.made.name]
+            inner = [name for name in op.ins if name not in reached | totals]
             if inner:
                 raise self._refuse(op, f"it reads {inner[0]!r}, which is not [{rows}, {out}]")
         return tuple(ops)
@@ -212,7 +228,8 @@ class Finder:
     def _dtypes(self, b: Block) -> None:
         operand = self.makers[b.operand].out
         assert operand is not None
-        read = (*(x.weight for x in (*b.lasts, *b.firsts)), *((b.input,) if b.input else ()))
+        products = (*b.firsts, *(x for last in b.lasts for x in last.products))
+        read = (*(x.weight for x in products), *((b.input,) if b.input else ()))
         others = {self.pipeline.tensor(n).dtype for n in read} | {operand.dtype}
         if others != {b.dtype} or DTYPE_BYTES[b.dtype] != 2:
             raise VerifyError(
@@ -223,7 +240,7 @@ class Finder:
 
     def _nothing_else(self, b: Block) -> None:
         known = {op.out.name for op in (*b.before, *b.middle, *b.after) if op.out is not None}
-        known |= {f.tile for f in b.firsts} | {last.total for last in b.lasts} | {b.operand}
+        known |= {x.tile for x in (*b.firsts, *(x for last in b.lasts for x in last.products))} | {b.operand}
         known |= made_from(b.operand, self.makers) if b.grid is not None else set()
         for op in self.stage.ops:
             if op.out is not None and op.out.name not in known:

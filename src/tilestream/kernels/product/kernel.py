@@ -22,6 +22,7 @@ Schedule = TypeVar("Schedule", SharedTile, TiledBlock)
 class ProductKernel(Kernel, Generic[Schedule]):
     """The kernel of a launch of one stage that is a product, of the shape that its scheduler takes."""
 
+    reads_columns = True
     shape: ClassVar[KernelShape]
     build: ClassVar[Callable[..., Any]]
     """Makes the schedule of a stage in plain form within a limit of shared memory: ``model.build``."""

@@ -29,15 +29,18 @@ class Operands:
         (address, _, pitch), dtype = self.rows(name), self.pipeline.tensor(name).dtype
         return self.call.encode(MatrixMap(dtype, address, columns, self.call.part.rows, pitch, box_rows))
 
-    def weights(self, b: Block, first_rows: int, last_rows: Sequence[int]) -> dict[str, list[bytes]]:
-        """Maps of the products' weights, of which copies have so many rows."""
+    def weights(self, b: Block, first_rows: int, last_rows: Sequence[int], depth: int) -> dict[str, list[bytes]]:
+        """Maps of the products' weights, of which copies have so many rows; of those by columns ``depth``."""
         k, hid, _ = b.sizes
 
         def weight(name: str, columns: int, rows: int, box_rows: int) -> bytes:
             address, stride, _ = self.call.where[name]
             row_bytes = stride * DTYPE_BYTES[b.dtype]
+            if b.by_columns:
+                columns, rows, box_rows = rows, columns, depth
             return self.call.encode(MatrixMap(b.dtype, address, columns, rows, row_bytes, box_rows))
 
         firsts = [weight(f.weight, k, self.pipeline.tensor(f.weight).shape[0], first_rows) for f in b.firsts]
-        lasts = [weight(x.weight, hid, x.columns, n) for x, n in zip(b.lasts, last_rows, strict=True)]
+        wide = zip(b.lasts, last_rows, strict=True)
+        lasts = [weight(x.weight, hid, last.columns, n) for last, n in wide for x in last.products]
         return {**({"firsts": firsts} if firsts else {}), "lasts": lasts}

@@ -229,8 +229,9 @@ def _one_layer(block: Block, rows: int, device: Device, allowed: Allowed) -> Ite
     """Splits of one layer: as few groups as let its columns fill the SMs, and as many as fit."""
     tile_rows, row_tiles = tiles_for(rows)
     counts = [last.columns for last in block.lasts]
+    most_groups = MOST_GROUPS if block.products == 1 else 1
     for columns in (8, 12, 16, 24, 32, 40, 48, 64, 80, 96, 112, 128):
-        most = min(device.sms // (row_tiles * columns), ceil(block.sizes[1] / DEPTHS[0]), MOST_GROUPS)
+        most = min(device.sms // (row_tiles * columns), ceil(block.sizes[1] / DEPTHS[0]), most_groups)
         most = min(most, min(counts) // columns)  # of a narrow result too, each CTA adds or has a column
         if columns > ceil(max(counts) / 8) or most < 1:
             continue
@@ -250,11 +251,11 @@ def _tiles(block: Block, rows: int, device: Device, allowed: Allowed) -> Iterato
     that all SMs have one; also with the sum over a cluster. Sums that are not long only where tiles take few turns."""
     del allowed
     counts = [last.columns for last in block.lasts]
-    together = sum(counts)
+    together = sum(counts) * block.products
     is_long = block.sizes[1] >= LONG * max(counts)
     turn = max(1, device.sms // ceil(rows / TILES[-1]))  # columns of which all tiles run at once
     for columns in dict.fromkeys((*(ceil(together / width) for width in WIDTHS), turn)):
-        for groups in (1, 2, 4):
+        for groups in (1, 2, 4) if block.products == 1 else (1,):
             divided = 1 < columns * groups <= device.sms  # one CTA a tile of rows would be a row stream
             if not divided or (groups > 1 and block.sizes[1] < groups * LEAST_SUM):
                 continue

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from math import ceil, gcd
+from math import gcd
 
 from tilestream.devices import Device
 from tilestream.errors import VerifyError
@@ -11,7 +11,7 @@ from tilestream.ir.axes import Level, Loop, Spread
 from tilestream.ir.once import hand_on
 from tilestream.ir.pipeline import Pipeline, Stage
 from tilestream.kernels.product.finder import only_block
-from tilestream.kernels.product.tiled_block.model import CLUSTER, COLUMNS, find_layers, loop_tiles
+from tilestream.kernels.product.tiled_block.model import CLUSTER, COLUMNS, TiledBlock, find_layers, loop_tiles
 from tilestream.kernels.product.written import written_out
 
 
@@ -29,11 +29,12 @@ def tile_block(program: Pipeline, device: Device) -> Pipeline:
         raise VerifyError(f"pipeline {program.name!r} has {len(written.stages)} stages", "tile a block in one")
     stage = written.stages[0]
     block = find_layers(stage, written)
-    blocks = gcd(*(ceil(last.columns / COLUMNS) for last in block.lasts))
+    blocks = gcd(*TiledBlock(block, 1).result_blocks)
     room = device.resident_clusters(CLUSTER) if device.largest_cluster >= CLUSTER else 0
     if room < blocks:
+        width = COLUMNS // block.products
         raise VerifyError(
-            f"{blocks} blocks of {COLUMNS} columns want as many clusters of {CLUSTER}, {device.name} holds {room}",
+            f"{blocks} blocks of {width} columns want as many clusters of {CLUSTER}, {device.name} holds {room}",
             "leave the block to row streams",
         )
     columns = _most_busy(room, blocks) if block.one_layer else blocks

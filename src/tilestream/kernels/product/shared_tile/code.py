@@ -82,7 +82,7 @@ class SharedTileCode:
         }  # fmt: skip
 
     def lists(self) -> Mapping[str, Sequence[int]]:
-        return {"width": self.s.widths, "start": self.s.starts}
+        return {"width": self.s.product_widths, "start": self.s.starts}
 
     def reads(self) -> Sequence[tuple[str, Sequence[str]]]:
         """Every CTA has ``MIDDLE`` columns from ``hid`` on of the middle's, and ``member``'s of the results'."""
@@ -157,7 +157,7 @@ class SharedTileCode:
             middle_map = call.encode(MatrixMap(b.dtype, middle, columns, ring_rows, columns * 2, box))
         return {
             "input": left,
-            **given.weights(b, s.middle_columns, s.widths),
+            **given.weights(b, s.middle_columns, s.widths, s.depth),
             "middle": middle_map,
             "sums": sums,
             "middle_data": middle,

@@ -83,7 +83,7 @@ def shares(s: SharedTile, rows: int) -> Sharing:
         first_bytes=both.second_bytes,
         middle_bytes=0.0,
         second_bytes=0.0,
-        first_chip_bytes=ELEMENT * k * out,
+        first_chip_bytes=ELEMENT * k * out * s.block.products,
         second_chip_bytes=0.0,
         first_steps=s.steps,
         second_steps=0,

@@ -61,7 +61,7 @@ class SharedTile:
             CTAs are ``alone`` more turns of one.
         groups, columns: ``P`` groups of ``S`` CTAs.
         middle_columns: a CTA's part, a multiple of 8; the last CTAs may have less. None where there is one layer.
-        widths: of each result, likewise.
+        widths: of each result, likewise; of weights by columns a multiple of 64.
         depth: columns of the summed axis a ring stage holds.
         left_stages, weight_stages: of the two rings.
     """
@@ -172,13 +172,18 @@ class SharedTile:
 
     @property
     def out_columns(self) -> int:
-        """Columns of all results that a CTA has."""
-        return sum(self.widths)
+        """Columns of all products of the last layer that a CTA has."""
+        return sum(self.product_widths)
+
+    @property
+    def product_widths(self) -> tuple[int, ...]:
+        """Of each product of the last layer: those of a gated one lie behind each other."""
+        return self.widths * self.block.products
 
     @property
     def starts(self) -> tuple[int, ...]:
-        """Where those of each result begin among them."""
-        return tuple(sum(self.widths[:f]) for f in range(len(self.widths)))
+        """Where those of each product begin among them."""
+        return tuple(sum(self.product_widths[:f]) for f in range(len(self.product_widths)))
 
     @property
     def group_columns(self) -> int:
@@ -304,20 +309,26 @@ def build(stage: Stage, pipeline: Pipeline, limit: int = SHARED_LIMIT) -> Shared
     tile_rows = _tile_rows(stage, block)
     depths = _depths(stage, block, directions.groups)
     parts = directions.groups * (directions.columns if directions.divides_middle else 1)
-    middle = 0 if block.one_layer else _eights(hid, parts)
-    widths = tuple(_eights(last.columns, directions.columns) for last in block.lasts)
+    middle = 0 if block.one_layer else _whole(hid, parts)
+    whole = PANEL if block.by_columns else 8
+    widths = tuple(_whole(last.columns, directions.columns, whole) for last in block.lasts)
     tail = _tail(stage, block, directions)
     for axis, size in ((block.k, k), (block.hid, hid)):
         check_alignment(stage.name, axis, size)
     if tail is Tail.REDUCE_ADD:
         check_alignment(stage.name, block.outs[0], out)
-    for what, columns in (("middle", middle * len(block.firsts)), ("result", sum(widths))):
+    for what, columns in (("middle", middle * len(block.firsts)), ("result", sum(widths) * block.products)):
         if columns > MOST_COLUMNS or columns // 2 > MOST_ACCUMULATORS:
             most = min(MOST_COLUMNS, 2 * MOST_ACCUMULATORS)
             raise VerifyError(
                 f"stage {stage.name!r}: each CTA makes {columns} > {most} columns of the {what}",
                 f"divide it over {ceil(columns / most)} times as many CTAs",
             )
+    if block.by_columns and not block.one_layer:
+        raise VerifyError(
+            f"stage {stage.name!r} has two layers, and weights that lie by columns are read by one alone",
+            "copy the weights",
+        )
     if block.one_layer and directions.columns_at is not Level.GRID:
         raise VerifyError(
             f"stage {stage.name!r}: CTAs of a cluster divide columns, and one layer has no middle to hand over",
@@ -341,9 +352,9 @@ def build(stage: Stage, pipeline: Pipeline, limit: int = SHARED_LIMIT) -> Shared
     return replace(made, left_stages=left, weight_stages=weights)
 
 
-def _eights(columns: int, parts: int) -> int:
-    """Columns of each of ``parts``, a multiple of 8."""
-    return 8 * ceil(ceil(columns / parts) / 8)
+def _whole(columns: int, parts: int, of: int = 8) -> int:
+    """Columns of each of ``parts``, a multiple of ``of``."""
+    return of * ceil(ceil(columns / parts) / of)
 
 
 def _tile_rows(stage: Stage, block: Block) -> int:
@@ -396,6 +407,11 @@ def _tail(stage: Stage, block: Block, d: Directions) -> Tail:
         return Tail.REDUCE_ADD
     if d.groups == 1:
         return Tail.NONE
+    if block.products > 1:
+        raise VerifyError(
+            f"stage {stage.name!r}: groups add partial sums of one product, and its result is made of two",
+            "use one group",
+        )
     return Tail.CLUSTER if d.groups_at is Level.CLUSTER else Tail.PARTIALS
 
 

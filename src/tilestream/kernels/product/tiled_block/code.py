@@ -13,8 +13,9 @@ from tilestream.kernels.parts.tensor_maps import MatrixMap
 from tilestream.kernels.product.before import Makers
 from tilestream.kernels.product.epilogue import Epilogue, Words, epilogues, vector_words
 from tilestream.kernels.product.operands import Operands
-from tilestream.kernels.product.tiled_block.model import COLUMNS, ROWS, STEPS, TiledBlock, Walk
+from tilestream.kernels.product.tiled_block.model import COLUMNS, DEPTH, ROWS, STEPS, TiledBlock, Walk
 
+COUNTS = ("hid_blocks", "out_blocks", "last_blocks", "first_steps", "second_steps")
 WALK = Struct("Walk", tuple(Field("int", field.name) for field in fields(Walk)), declared=False)
 GROUP_ROWS = ROWS // 2
 """Of a warpgroup, whose tiles are stored 64 columns at a time."""
@@ -27,16 +28,16 @@ class TiledBlockCode:
     head = "const u32* w"
     even_rows = True
     starts = True
-    blocks = (COLUMNS // 8,)
     makers = Makers(32, few_registers=True)
     register_splits = ((208, 88), (200, 104))
     """Sums take half of the former, rows of a norm want the latter."""
 
     def __init__(self, s: TiledBlock, pipeline: Pipeline) -> None:
         self.s, self.b = s, s.block
+        self.blocks = sorted({COLUMNS // 8, s.last_blocks} - {0})
         made = epilogues(s.block)
         after = made[-len(s.block.lasts)]
-        self.column = _inside(after.columns, COLUMNS)
+        self.column = _inside(after.columns, s.result_columns)
         index, inside = "", self.column
         if len(s.block.lasts) > 1:  # all have the same epilogue: the vectors of one lie behind those of another
             index, inside = f" + last * {len(after.vectors)}", "c < columns_of(last) ? c : 0"
@@ -46,9 +47,13 @@ class TiledBlockCode:
 
     def constants(self) -> Mapping[str, Mapping[str, object]]:
         s, hidden = self.s, self.hidden[1].count if self.hidden else 0
-        sizes = {name.upper(): getattr(s, name) for name in ("hid_blocks", "out_blocks", "first_steps", "second_steps")}
+        sizes = {name.upper(): getattr(s, name) for name in COUNTS}
         sizes |= {"STEPS": STEPS, "HIDDEN_WORDS": hidden, "RESULT_WORDS": self.result[1].count}
-        return {"int": sizes, "u32": {"BARS": "STEPS * STEP_BYTES + 2 * SLABS * CHUNK_BYTES"}}
+        return {
+            "bool": {"DIRECT": s.direct},
+            "int": sizes,
+            "u32": {"BARS": "STEPS * STEP_BYTES + 2 * SLABS * CHUNK_BYTES"},
+        }
 
     def lists(self) -> Mapping[str, Sequence[int]]:
         return {"end_of": list(accumulate(self.s.result_blocks))}  # in blocks of columns
@@ -66,10 +71,12 @@ class TiledBlockCode:
 
     def maps(self) -> Sequence[Field]:
         middle = [Field(MAP, "hidden_in"), Field(MAP, "hidden_out")] if self.b.firsts else []
-        return [*middle, Field(MAP, "results", len(self.b.lasts))]
+        return [*middle, *([] if self.s.direct else [Field(MAP, "results", len(self.b.lasts))])]
 
     def fields(self) -> Sequence[Field]:
-        return [Field(WALK, "walk"), Field("int", "ctas")]
+        lasts = len(self.b.lasts)
+        rows = [Field("float*", "results", lasts), Field("long long", "result_strides", lasts)] if self.s.direct else []
+        return [*rows, Field(WALK, "walk"), Field("int", "ctas")]
 
     def values(self, given: Operands) -> dict[str, Any]:
         s, b, call = self.s, self.b, given.call
@@ -82,13 +89,19 @@ class TiledBlockCode:
         middle = {"hidden_in": ring(hidden, hid, ROWS), "hidden_out": ring(hidden, hid, GROUP_ROWS)} if b.firsts else {}
         return {
             "input": ring(operand, k, ROWS) if b.before else given.matrix(b.input, k, ROWS),
-            **given.weights(b, COLUMNS // 2, [COLUMNS // 2] * len(b.lasts)),
+            **given.weights(b, COLUMNS // 2, [COLUMNS // 2] * len(b.lasts), DEPTH),
             **middle,
-            "results": [given.matrix(x.output, x.columns, GROUP_ROWS) for x in b.lasts],
+            **self._results(given),
             "operand_data": operand,
             "walk": asdict(s.walk(call.part.rows)),
             "ctas": s.ctas,
         }
+
+    def _results(self, given: Operands) -> dict[str, Any]:
+        if not self.s.direct:
+            return {"results": [given.matrix(x.output, x.columns, GROUP_ROWS) for x in self.b.lasts]}
+        rows = [given.rows(x.output) for x in self.b.lasts]
+        return {"results": [r[0] for r in rows], "result_strides": [r[1] for r in rows]}
 
 
 def _body(e: Epilogue, words: Words) -> str:

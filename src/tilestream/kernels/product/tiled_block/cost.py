@@ -6,7 +6,7 @@ from math import ceil
 
 from tilestream.devices import Device
 from tilestream.devices.h200 import H200
-from tilestream.ir.pipeline import TileOp
+from tilestream.ir.pipeline import DTYPE_BYTES, TileOp
 from tilestream.ir.tileops import OPS
 from tilestream.kernels.coefficients import scaling
 from tilestream.kernels.costs import Amount, Counts
@@ -19,6 +19,10 @@ BETWEEN_S = 0.2e-6
 """Between two sums, besides the arithmetic of an epilogue."""
 ISSUE = 1.4
 """Of an epilogue's arithmetic, times what the lanes need for its instructions."""
+NARROW = 64
+"""Columns that a narrower product takes more than it has: it reads as many rows of the left operand. Assumed."""
+SECTOR = 32
+"""Bytes a cycle that an SM stores of results that leave from registers, eight rows an instruction. Assumed."""
 START_S = 6.0e-6
 """Launch, barriers and the first pages; rows that are made in front of the first product. Of it ``launch_s`` is the
 device's, and the rest are cycles."""
@@ -41,16 +45,23 @@ def tiled_block_cost(s: TiledBlock, rows: int, device: Device) -> Counts:
     )
     between = BETWEEN_S * scaling.cycles(device)
     hidden_s = between + _arithmetic_s(s.block.middle, s.hidden_columns, device)
-    result_s = between + _arithmetic_s(s.block.lasts[0].after, COLUMNS, device)
+    # Of every ``out_blocks``-th unit of the second: each of its wgmmas reads as many rows as others.
+    narrow = 1 - (8 * s.last_blocks + NARROW) / (COLUMNS + NARROW) if s.last_blocks else 0.0
+    full = seconds - narrow * (seconds // s.out_blocks)
+    result_s = between + _arithmetic_s(s.block.lasts[0].after, s.result_columns, device)
+    if s.direct:
+        result_s += ROWS * s.result_columns * 4 / SECTOR / device.clock_hz
     work = Counts(
         "work",
         (
-            Counts("products", page, max, firsts * s.first_steps + seconds * s.second_steps),
+            Counts("products", page, max, firsts * s.first_steps + full * s.second_steps),
             Amount("epilogue", firsts * hidden_s + seconds * result_s),
         ),
     )
-    beside = sum(op.kind == "load" for op in s.block.after)
-    dram = 2 * (rows * (k + out * (1 + beside)) + hid * (k * len(s.block.firsts) + out))
+    b = s.block
+    stored = DTYPE_BYTES[b.output_dtype] * out
+    read = sum(op.made.row_bytes for op in b.loads) + (0 if b.before else 2 * k)
+    dram = rows * (read + stored) + 2 * hid * (k * len(b.firsts) + out * b.products)
     spilled = max(0.0, 1 - device.l2_bytes / s.hidden_bytes) * 4 * rows * hid if s.hidden_bytes else 0.0
     streams = Counts("streams", (work, Amount("dram", dram + spilled, device.dram_bytes_per_s)), max)
     ours = START_S - H200.launch_s

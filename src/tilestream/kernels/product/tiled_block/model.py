@@ -87,13 +87,31 @@ class TiledBlock:
         return 0 if self.block.one_layer else ceil(self.block.sizes[1] / self.hidden_columns)
 
     @property
+    def result_columns(self) -> int:
+        """Of a result, a unit, likewise."""
+        return COLUMNS // self.block.products
+
+    @property
     def result_blocks(self) -> tuple[int, ...]:
         """Blocks of columns of each result."""
-        return tuple(ceil(last.columns / COLUMNS) for last in self.block.lasts)
+        return tuple(ceil(last.columns / self.result_columns) for last in self.block.lasts)
+
+    @property
+    def direct(self) -> bool:
+        """Whether results leave from registers, as those of 32 bits do: a tile of them has no room in shared memory."""
+        return DTYPE_BYTES[self.block.output_dtype] > 2
 
     @property
     def out_blocks(self) -> int:
         return sum(self.result_blocks)
+
+    @property
+    def last_blocks(self) -> int:
+        """Blocks of 8 columns of the only result's last block of columns, where a product of at most half as many makes
+        them: 320 columns are 256 and 64. Otherwise 0."""
+        left = self.block.sizes[2] % COLUMNS
+        alone = len(self.block.lasts) == self.block.products == 1 and not self.block.by_columns
+        return ceil(left / 8) if alone and self.out_blocks > 1 and left <= COLUMNS // 2 else 0
 
     @property
     def first_steps(self) -> int:
@@ -211,9 +229,8 @@ def _checked(name: str, block: Block, clusters: int) -> TiledBlock:
     widths = [(block.k, block.sizes[0]), (block.hid, block.sizes[1])]
     for axis, size in [*widths, *((last.out, last.columns) for last in block.lasts)]:
         check_alignment(name, axis, size)
-    if block.adds or DTYPE_BYTES[block.output_dtype] != 2:
-        what = "are added in memory" if block.adds else f"are {block.output_dtype}"
-        raise VerifyError(f"stage {name!r}: results {what}, tiles leave as 16-bit elements", "store bf16 or f16")
+    if block.adds:
+        raise VerifyError(f"stage {name!r}: results are added in memory, tiles are stored", "store the result (->)")
     if block.before and block.sizes[0] > WIDEST_ROW:
         raise VerifyError(
             f"stage {name!r}: rows of {block.sizes[0]} > {WIDEST_ROW} columns stand in front of the first layer, and a"
@@ -226,7 +243,7 @@ def _checked(name: str, block: Block, clusters: int) -> TiledBlock:
 def loop_tiles(block: Block) -> dict[str, int]:
     """Axes that a cluster loops over, and what it takes of them at once: rows, and columns of the first product."""
     if block.one_layer:
-        return {block.rows: ROWS, **dict.fromkeys(block.outs, COLUMNS)}
+        return {block.rows: ROWS, **dict.fromkeys(block.outs, COLUMNS // block.products)}
     return {block.rows: ROWS, block.hid: COLUMNS // len(block.firsts)}
 
 
@@ -249,10 +266,11 @@ def _clusters(stage: Stage, block: Block) -> int:
             f" clusters of {CLUSTER} over rows",
             "use plan.passes.tile_block",
         )
-    blocks = gcd(*(ceil(last.columns / COLUMNS) for last in block.lasts))
+    blocks = gcd(*TiledBlock(block, 1).result_blocks)
     if columns != blocks and (not block.one_layer or blocks % columns):
         raise VerifyError(
-            f"stage {stage.name!r}: {columns} workers divide {block.sizes[2]} columns, of {COLUMNS} each",
+            f"stage {stage.name!r}: {columns} workers divide {block.sizes[2]} columns, of"
+            f" {COLUMNS // block.products} each",
             f"divide them over {blocks}",
         )
     return rows * columns
