@@ -1,9 +1,9 @@
-"""Finds the decode step of a whole model: decoder layers over a static cache, one token of one sequence, from the
-embedding to the logits.
+"""Finds the decode step of a whole model: decoder layers over a static cache, one token of each of some sequences,
+from the embedding to the logits.
 
 What is recognised is the computation, read from the logits backwards through views: RMSNorm, products without bias,
 rotary embedding, perhaps norms of heads, ``index_copy`` into the cache, attention, residuals, a gated feed-forward
-block of SiLU. Whatever differs is no step, and its reason says where.
+block of SiLU; or GPT-2's LayerNorm, ``addmm`` and GELU. Whatever differs is no step, and its reason says where.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import fx
 
 from tilestream.graph.nodes import Unsupported, packet, value
 from tilestream.graph.rewrites.shared_keys import given_to, is_attention, mask_given
-from tilestream.kernels.step.shape import Shape, names_of
+from tilestream.kernels.step.shape import GPT2_LAST, LAST, Shape, names_of, sizes_of
 
 aten = torch.ops.aten
 
@@ -39,8 +39,8 @@ class Site:
 
     logits: fx.Node
     row: fx.Node
-    cos: fx.Node
-    sin: fx.Node
+    cos: fx.Node | None
+    sin: fx.Node | None
     mask: fx.Node | None
     weights: list[fx.Node]
     caches: list[fx.Node]
@@ -71,9 +71,9 @@ def site_of(graph: fx.Graph) -> Site:
     """
     logits = _logits(graph)
     x, head = _product(logits)
-    x, norm, eps = _norm(x)
+    x, last, eps = _norm_of_row(x)
     layers: list[_Layer] = []
-    while packet(_peeled(x)) is aten.add:
+    while packet(_peeled(x)) is aten.add and (not layers or _is_layer(x)):
         x, layer = _layer(x)
         layers.insert(0, layer)
     if not layers:
@@ -84,15 +84,18 @@ def site_of(graph: fx.Graph) -> Site:
             raise Unsupported("layers differ in more than their weights", logits)
         if layer.weights.keys() != layers[0].weights.keys():
             raise Unsupported("some layers have norms of heads", logits)
-    names = names_of("query_norm" in layers[0].weights)
-    weights = [*(layer.weights[name] for layer in layers for name in names), norm, head]
+    shape = _sizes_of(x, head, layers, common)
+    names = names_of(shape.head_norms, shape.gpt2)
+    if len(last) != (2 if shape.gpt2 else 1) or any(name not in layers[0].weights for name in names):
+        raise Unsupported("norms and products are not alike all along", logits)
+    weights = [*(layer.weights[name] for layer in layers for name in names), *last, head]
     caches = [c for layer in layers for c in layer.caches]
     updates = [u for layer in layers for u in layer.updates]
     lengths, counts = _lengths([layer.index for layer in layers])
     heads_eps = common.pop("head_eps", 0.0)
     site = Site(
         logits=logits, row=x, weights=weights, caches=caches, updates=updates, lengths=lengths, counts=counts,
-        head_eps=heads_eps, shape=_sizes_of(x, head, layers, common), **common,
+        head_eps=heads_eps, shape=shape, **common,
     )  # fmt: skip
     _check(site)
     return site
@@ -107,18 +110,21 @@ def _logits(graph: fx.Graph) -> fx.Node:
 
 def _sizes_of(row: fx.Node, head: fx.Node, layers: Sequence[_Layer], common: dict[str, Any]) -> Shape:
     first = layers[0]
-    _, key_heads, positions, features = _shape(first.caches[0])
+    batch, key_heads, positions, features = _shape(first.caches[0])
+    gpt2 = "norm_bias" in first.weights
     return Shape(
         layers=len(layers),
-        width=_count(row),
-        hidden=_shape(first.weights["gate"])[0],
-        heads=_shape(first.weights["query"])[0] // features,
+        width=_count(row) // batch,
+        hidden=_shape(first.weights["gate"])[1 if gpt2 else 0],
+        heads=key_heads if gpt2 else _shape(first.weights["query"])[0] // features,
         key_heads=key_heads,
         features=features,
         positions=positions,
         vocabulary=_shape(head)[0],
         head_norms="query_norm" in first.weights,
         masked=common["mask"] is not None,
+        batch=batch,
+        gpt2=gpt2,
     )
 
 
@@ -127,29 +133,25 @@ def _check(site: Site) -> None:
     s = site.shape
     if s.refusal:
         raise Unsupported(s.refusal, site.logits)
-    query, keys = s.heads * s.features, s.key_heads * s.features
-    shapes: dict[str, list[int]] = {
-        "query": [query, s.width], "key": [keys, s.width], "value": [keys, s.width], "output": [s.width, query],
-        "gate": [s.hidden, s.width], "up": [s.hidden, s.width], "down": [s.width, s.hidden],
-        "query_norm": [s.features], "key_norm": [s.features], "norm": [s.width], "middle_norm": [s.width],
-    }  # fmt: skip
-    wanted = [shapes[name] for name in names_of(s.head_norms)] * s.layers + [[s.width], [s.vocabulary, s.width]]
-    for node, shape in zip(site.weights, wanted, strict=True):
-        if _shape(node) != shape or not _is_plain(node):
-            raise Unsupported(f"a weight is {_shape(node)}, and a step needs {shape}, contiguous, in bf16", node)
+    sizes = sizes_of(s)
+    names = names_of(s.head_norms, s.gpt2) * s.layers + list(GPT2_LAST if s.gpt2 else LAST)
+    for node, name in zip(site.weights, names, strict=True):
+        if _shape(node) != sizes[name] or not _is_plain(node):
+            raise Unsupported(f"a weight is {_shape(node)}, and a step needs {sizes[name]}, contiguous, in bf16", node)
     for node in site.caches:
-        if _shape(node) != [1, s.key_heads, s.positions, s.features] or not _is_plain(node):
+        if _shape(node) != [s.batch, s.key_heads, s.positions, s.features] or not _is_plain(node):
             raise Unsupported("caches are not contiguous tensors of bf16, alike in all layers", node)
     for node in (site.cos, site.sin):
-        if _count(node) != s.features or _dtype(node) != torch.bfloat16:
-            raise Unsupported("the rotary embedding is not of one position, in bf16", node)
-    if _count(site.row) != s.width or _dtype(site.row) != torch.bfloat16:
-        raise Unsupported("the step is not of one token of one sequence, in bf16", site.row)
+        if node is not None and (_count(node) not in (s.features, s.batch * s.features) or not _is_bf16(node)):
+            raise Unsupported("the rotary embedding is not of one position a sequence, in bf16", node)
+    if _count(site.row) != s.batch * s.width or not _is_bf16(site.row):
+        raise Unsupported("the step is not of one token of each sequence, in bf16", site.row)
     for node in site.lengths:
         if _count(node) != 1 or _dtype(node) != torch.int64:
             raise Unsupported("the position in the cache is not one integer of 64 bits", node)
-    if site.mask is not None and (_count(site.mask) != s.positions or _dtype(site.mask) != torch.bfloat16):
-        raise Unsupported("the mask is not a number of bf16 a position", site.mask)
+    mask = site.mask
+    if mask is not None and (_count(mask) not in (s.positions, s.batch * s.positions) or not _is_bf16(mask)):
+        raise Unsupported("the mask is not a number of bf16 a position of a sequence", mask)
     for cache, update in zip(site.caches, site.updates, strict=True):
         written = [u for u in update.users if u.target is aten.copy_.default and u.args[:2] == (cache, update)]
         if len(written) != 1 or written[0].users:
@@ -440,6 +442,10 @@ def _count(node: fx.Node) -> int:
 def _dtype(node: fx.Node) -> torch.dtype | None:
     fake = value(node)
     return None if fake is None else fake.dtype
+
+
+def _is_bf16(node: fx.Node) -> bool:
+    return _dtype(node) == torch.bfloat16
 
 
 def _is_plain(node: fx.Node) -> bool:
