@@ -22,8 +22,8 @@ KEPT = 64
 
 
 def step(
-    row: Tensor, cos: Tensor | None, sin: Tensor | None, mask: Tensor | None, weights: Sequence[Tensor], caches: Sequence[Tensor],
-    lengths: Sequence[Tensor], counted: bool, scale: float, eps: float, head_eps: float,
+    row: Tensor, cos: Tensor | None, sin: Tensor | None, mask: Tensor | None, weights: Sequence[Tensor],
+    caches: Sequence[Tensor], lengths: Sequence[Tensor], counted: bool, scale: float, eps: float, head_eps: float,
 ) -> Tensor:  # fmt: skip
     """The logits of a step; arguments as ``graph.decode.op.step``. Caches and lengths are written in place.
 

@@ -8,6 +8,7 @@ block of SiLU; or GPT-2's LayerNorm, ``addmm`` and GELU. Whatever differs is no 
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -71,10 +72,10 @@ def site_of(graph: fx.Graph) -> Site:
     """
     logits = _logits(graph)
     x, head = _product(logits)
-    x, last, eps = _norm_of_row(x)
+    x, last, eps = _last_norm(x)
     layers: list[_Layer] = []
-    while packet(_peeled(x)) is aten.add and (not layers or _is_layer(x)):
-        x, layer = _layer(x)
+    while _is_layer(x):
+        x, layer = _layer(x) if len(last) == 1 else _gpt2_layer(x)
         layers.insert(0, layer)
     if not layers:
         raise Unsupported("no decoder layer in front of the last norm", logits)
@@ -203,24 +204,11 @@ def _layer(out: fx.Node) -> tuple[fx.Node, _Layer]:
     if _norm(other)[0] is not normed or normed is not _peeled(middle):
         raise Unsupported("gate and up do not read the same row, that of the residual", gate)
     x, (attended, weights["output"]) = _residual(middle, lambda n: packet(_peeled(n)) is operator.getitem)
-    attention = _only(_peeled(attended))
-    if not is_attention(attention):
-        raise Unsupported("what the output projection reads is no fused attention", attention)
-    given = given_to(attention)
-    if given.get("is_causal") or given.get("dropout_p"):
-        raise Unsupported("attention is causal by itself, or drops", attention)
-    key, values = _update(given["key"]), _update(given["value"])
+    attention, given, key, values, common = _attention(attended)
     turned = [_rotary(n) for n in (given["query"], key.args[3])]
-    shared: dict[str, Any] = {"eps": eps}
-    if key.args[2] is not values.args[2] or any(
-        _peeled(a) is not _peeled(b) for a, b in zip(*(t[1:] for t in turned), strict=True)
-    ):
-        raise Unsupported("queries, keys and values are not of one position", attention)
-    shared["cos"], shared["sin"] = _peeled(turned[0][1]), _peeled(turned[0][2])
-    features = _shape(key)[3]
-    shared["scale"] = given.get("scale") or features**-0.5
-    mask = mask_given(given)
-    shared["mask"] = None if mask is None else _narrow(mask)
+    if any(_peeled(a) is not _peeled(b) for a, b in zip(*(t[1:] for t in turned), strict=True)):
+        raise Unsupported("queries and keys are not of one position", attention)
+    shared = {"eps": eps, "cos": _peeled(turned[0][1]), "sin": _peeled(turned[0][2])} | common
     rows = []
     for name, node in (("query", turned[0][0]), ("key", turned[1][0]), ("value", values.args[3])):
         if name != "value" and packet(_peeled(node)) is aten.mul:
@@ -234,10 +222,116 @@ def _layer(out: fx.Node) -> tuple[fx.Node, _Layer]:
         raise Unsupported("queries, keys and values do not read the same row, that of the residual", attention)
     if ("query_norm" in weights) != ("key_norm" in weights):
         raise Unsupported("queries and keys do not both have norms", attention)
+    return _peeled(x), _layer_of(weights, key, values, shared)
+
+
+def _layer_of(weights: dict[str, fx.Node], key: fx.Node, values: fx.Node, shared: dict[str, Any]) -> _Layer:
     caches: list[Any] = [key.args[0], values.args[0]]
     if any(c.op != "placeholder" for c in caches):
         raise Unsupported("the cache is not an argument of the graph", key)
-    return _peeled(x), _Layer(weights, caches, [key, values], _peeled(key.args[2]), shared)
+    return _Layer(weights, caches, [key, values], _peeled(key.args[2]), shared)
+
+
+def _attention(attended: fx.Node) -> tuple[fx.Node, dict[str, Any], fx.Node, fx.Node, dict[str, Any]]:
+    """The attention that an output projection reads, its arguments, what writes keys and values, scale and mask."""
+    attention = _only(_peeled(attended))
+    if not is_attention(attention):
+        raise Unsupported("what the output projection reads is no fused attention", attention)
+    given = given_to(attention)
+    if given.get("is_causal") or given.get("dropout_p"):
+        raise Unsupported("attention is causal by itself, or drops", attention)
+    key, values = _update(given["key"]), _update(given["value"])
+    if key.args[2] is not values.args[2]:
+        raise Unsupported("keys and values are not of one position", attention)
+    mask = mask_given(given)
+    shared = {
+        "scale": given.get("scale") or _shape(key)[3] ** -0.5,
+        "mask": None if mask is None else _narrow(mask),
+    }
+    return attention, given, key, values, shared
+
+
+def _gpt2_layer(out: fx.Node) -> tuple[fx.Node, _Layer]:
+    """As ``_layer``, of GPT-2: LayerNorms, products with biases, GELU by tanh."""
+    weights: dict[str, fx.Node] = {}
+    middle, gated = _biased_residual(out, weights, "down")
+    x, (weights["middle_norm"], weights["middle_norm_bias"]), eps = _layer_norm(_biased(_gelu(gated), weights, "gate"))
+    if x is not _peeled(middle):
+        raise Unsupported("the feed-forward block does not read the residual", middle)
+    x, attended = _biased_residual(middle, weights, "output")
+    attention, given, key, values, common = _attention(attended)
+    parts = [_peeled(n) for n in (given["query"], key.args[3], values.args[3])]
+    split = _only(parts[0])
+    if packet(split) is not aten.split or [(n.args[0], n.args[1]) for n in parts] != [(split, i) for i in range(3)]:
+        raise Unsupported("queries, keys and values are no three parts of one product", attention)
+    row, (weights["norm"], weights["norm_bias"]), first_eps = _layer_norm(_biased(split.args[0], weights, "query"))
+    if row is not _peeled(x) or first_eps != eps:
+        raise Unsupported("attention does not read the residual, or norms of a layer differ", attention)
+    return row, _layer_of(weights, key, values, {"eps": eps, "cos": None, "sin": None} | common)
+
+
+def _is_layer(out: fx.Node) -> bool:
+    """Whether a row is a sum with a product."""
+    added = _peeled(out)
+    products = (aten.mm, aten.linear, aten.addmm)
+    return packet(added) is aten.add and any(packet(_peeled(n)) in products for n in added.all_input_nodes)
+
+
+def _last_norm(node: fx.Node) -> tuple[fx.Node, tuple[fx.Node, ...], float]:
+    """Input, weights and epsilon of either kind of norm."""
+    if packet(_peeled(node)) is operator.getitem:
+        return _layer_norm(node)
+    x, weight, eps = _norm(node)
+    return x, (weight,), eps
+
+
+def _layer_norm(node: fx.Node) -> tuple[fx.Node, tuple[fx.Node, fx.Node], float]:
+    made = _only(_peeled(node)) if packet(_peeled(node)) is operator.getitem else node
+    if packet(made) is not aten.native_layer_norm or None in made.args[2:4] or len(made.args[1]) != 1:  # pyright: ignore
+        raise Unsupported("no LayerNorm with weight and bias where one is wanted", made)
+    x, _, weight, bias, eps = made.args
+    if weight.op != "placeholder" or bias.op != "placeholder":  # pyright: ignore
+        raise Unsupported("the weight of a norm is not an argument of the graph", made)
+    return _peeled(x), (weight, bias), eps  # pyright: ignore[reportReturnType]
+
+
+def _biased(node: Any, weights: dict[str, fx.Node], name: str) -> fx.Node:
+    """Input of a product with a weight [inputs, outputs] and a bias, which are noted."""
+    made = _peeled(node)
+    if packet(made) is not aten.addmm or made.kwargs or any(n.op != "placeholder" for n in made.args[::2]):  # pyright: ignore
+        raise Unsupported(f"{made.target} where a product with bias is wanted", made)
+    weights[f"{name}_bias"], x, weights[name] = made.args  # pyright: ignore[reportArgumentType]
+    return x  # pyright: ignore[reportReturnType]
+
+
+def _biased_residual(out: fx.Node, weights: dict[str, fx.Node], name: str) -> tuple[fx.Node, fx.Node]:
+    """Of a sum of a row and a product: the row, and the product's input."""
+    if packet(_peeled(out)) is not aten.add or _peeled(out).kwargs:
+        raise Unsupported("no residual", out)
+    product, row = _either(out, lambda n: packet(_peeled(n)) is aten.addmm)
+    return row, _biased(product, weights, name)
+
+
+def _gelu(node: fx.Node) -> fx.Node:
+    """Input of a GELU by tanh, as an operator or written out."""
+    made = _peeled(node)
+    if packet(made) is aten.gelu and made.kwargs.get("approximate") == "tanh":
+        return _only(made)
+    half, grown = _either(made, lambda n: n.args[1:] == (0.5,))
+    inner = _scaled(_only(_scaled(grown, aten.add, 1.0)), aten.mul, math.sqrt(2 / math.pi))
+    x, cubic = _either(inner, lambda n: packet(n) is not aten.mul)
+    cube = _scaled(cubic, aten.mul, 0.044715)
+    is_gelu = packet(made) is aten.mul and packet(inner) is aten.add and packet(_only(grown)) is aten.tanh
+    if not is_gelu or _scaled(cube, aten.pow, 3.0) is not x or _scaled(half, aten.mul, 0.5) is not x:
+        raise Unsupported("no GELU by tanh", made)
+    return x
+
+
+def _scaled(node: fx.Node, of: Any, number: float) -> fx.Node:
+    """Input of an operator of it and a number."""
+    if packet(node) is not of or len(node.args) != 2 or node.args[1] != number or node.kwargs:
+        raise Unsupported("no GELU by tanh", node)
+    return _only(node)
 
 
 def _residual(out: fx.Node, is_input: Callable[[fx.Node], bool]) -> tuple[fx.Node, tuple[fx.Node, fx.Node]]:
