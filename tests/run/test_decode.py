@@ -164,6 +164,21 @@ def test_models_of_transformers(
         assert "33 sequences, and a step has 32 at most" in caplog.text
 
 
+@torch.no_grad()
+def test_a_mask_of_every_head_is_not_taken_for_one_of_every_sequence(
+    compiled_graphs: list[Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    config = transformers.LlamaConfig(**LLAMA)
+    ours = transformers.LlamaForCausalLM(config).bfloat16().eval()
+    cache = transformers.StaticCache(config=config, max_cache_len=24)
+    ours(torch.randint(96, (4, 5)), past_key_values=cache)
+    mask = torch.zeros(1, 4, 1, 24, dtype=torch.bfloat16)
+    compiled(ours)(torch.randint(96, (4, 1)), past_key_values=cache, attention_mask=mask)
+    assert "the mask is not a number of bf16 a position of a sequence" in caplog.text
+    assert not is_step(compiled_graphs)
+
+
 @pytest.mark.parametrize(("times_us", "taken"), [((400, 900, 1500), 0), ((950, 900, 1500), 1), ((1600, 1590, 1500), 2)])
 def test_the_fastest_of_three_graphs_runs(
     times_us: tuple[float, ...], taken: int, monkeypatch: pytest.MonkeyPatch
