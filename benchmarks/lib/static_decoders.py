@@ -64,7 +64,7 @@ class Decoder(nn.Module):
     """Logits [1, 1, vocabulary] of the next token [1, 1]; the caches are buffers, which hold ``length`` tokens."""
 
     def __init__(
-        self, layers: int = 2, width: int = 64, hidden: int = 72, heads: int = 4, key_heads: int = 2,
+        self, layers: int = 2, width: int = 64, hidden: int = 96, heads: int = 4, key_heads: int = 2,
         features: int = 64, positions: int = 24, vocabulary: int = 40, norms: bool = False, bias: bool = False,
         act: Callable[[Tensor], Tensor] = nn.functional.silu,
     ) -> None:  # fmt: skip

@@ -1,6 +1,7 @@
 """A decode step of whole models as one kernel: checked, then timed against eager and Inductor.
 
-    python -m benchmarks.run.decode_step --json FILE                the three models, 512 positions, batch 1
+    python -m benchmarks.run.decode_step --json FILE                the four models, 512 positions, batch 1
+    python -m benchmarks.run.decode_step --only qwen3-0.6b --batch 32 --kernels
     python -m benchmarks.run.decode_step --only smollm-135m --kernels  the kernel alone, checked and timed
     python -m benchmarks.run.decode_step --predict                  floors and predictions, no GPU
 
@@ -30,7 +31,7 @@ from tilestream.devices import H200
 from tilestream.graph.decode import STEP
 from tilestream.graph.decode.op import step
 from tilestream.kernels.step.kernel import StepKernel
-from tilestream.kernels.step.shape import Shape, names_of
+from tilestream.kernels.step.shape import GPT2_LAST, LAST, Shape, names_of, sizes_of
 from tilestream.plan.decode import predicted_us
 from tilestream.run.backend import tilestream
 from tilestream.run.timing import capture, interleaved
@@ -39,6 +40,7 @@ MODELS = {
     "smollm-135m": Shape(30, 576, 1536, 9, 3, 64, 512, 49152),
     "qwen3-0.6b": Shape(28, 1024, 3072, 16, 8, 128, 512, 151936, head_norms=True),
     "llama-3.2-1b": Shape(16, 2048, 8192, 32, 8, 64, 512, 128256),
+    "gpt2": Shape(12, 768, 3072, 12, 12, 64, 512, 50257, gpt2=True),
 }
 PLACE, ROUNDS = 479, 15
 ARMS: dict[str, dict[str, Any]] = {
@@ -55,24 +57,21 @@ def operands(s: Shape, seed: int = 0) -> list[Any]:
     def data(*sizes: int, scale: float = 1.0) -> torch.Tensor:
         return (torch.randn(*sizes, generator=g, device="cuda") * scale).bfloat16()
 
-    q, k = s.heads * s.features, s.key_heads * s.features
-    sizes = {
-        "query": (q, s.width), "key": (k, s.width), "value": (k, s.width), "output": (s.width, q),
-        "gate": (s.hidden, s.width), "up": (s.hidden, s.width), "down": (s.width, s.hidden),
-        "query_norm": (s.features,), "key_norm": (s.features,), "norm": (s.width,), "middle_norm": (s.width,),
-    }  # fmt: skip
-    names = [*names_of(s.head_norms) * s.layers, "norm"]
+    sizes = sizes_of(s)
+    names = [*names_of(s.head_norms, s.gpt2) * s.layers, *(GPT2_LAST if s.gpt2 else LAST)]
     weights = [
-        1 + data(*sizes[n], scale=0.1) if "norm" in n else data(*sizes[n], scale=sizes[n][1] ** -0.5) for n in names
+        (0 if "bias" in n else 1) + data(*sizes[n], scale=0.1)
+        if len(sizes[n]) == 1
+        else data(*sizes[n], scale=sizes[n][0 if s.gpt2 and n != "head" else 1] ** -0.5)
+        for n in names
     ]
-    weights.append(data(s.vocabulary, s.width, scale=s.width**-0.5))
-    caches = [data(1, s.key_heads, s.positions, s.features) for _ in range(2 * s.layers)]
+    caches = [data(s.batch, s.key_heads, s.positions, s.features) for _ in range(2 * s.layers)]
     there = torch.arange(s.positions, device="cuda") <= PLACE
     mask = torch.where(there, 0.0, float("-inf")).bfloat16().view(1, 1, 1, -1)
     angle = torch.rand(1, 1, s.features, generator=g, device="cuda") * 6
+    turn = [None, None] if s.gpt2 else [angle.cos().bfloat16(), angle.sin().bfloat16()]
     lengths = [torch.tensor(PLACE, device="cuda") for _ in range(s.layers)]
-    small = [data(1, 1, s.width), angle.cos().bfloat16(), angle.sin().bfloat16(), mask]
-    return [*small, weights, caches, lengths, False, s.features**-0.5, 1e-5, 1e-6]
+    return [data(s.batch, 1, s.width), *turn, mask, weights, caches, lengths, False, s.features**-0.5, 1e-5, 1e-6]
 
 
 def converted(given: list[Any], dtype: torch.dtype) -> list[Any]:
@@ -115,7 +114,7 @@ def checked(s: Shape, steps: int) -> dict[str, Any]:
 
 def model_of(s: Shape) -> Decoder:
     torch.manual_seed(0)
-    sizes = {n: v for n, v in asdict(s).items() if n not in ("head_norms", "masked", "warps")}
+    sizes = {n: v for n, v in asdict(s).items() if n not in ("head_norms", "masked", "warps", "batch", "gpt2")}
     with torch.device("cuda"):
         made = Decoder(**sizes, norms=s.head_norms).bfloat16().eval()
     for layer in made.layers:
@@ -168,20 +167,22 @@ def main() -> None:
     wanted = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     wanted.add_argument("--only", nargs="*", default=list(MODELS))
     wanted.add_argument("--steps", type=int, default=200, help="with delays")
+    wanted.add_argument("--batch", type=int, default=1, help="of sequences; several: the kernel alone")
     wanted.add_argument("--kernels", action="store_true", help="the kernels alone")
     wanted.add_argument("--predict", action="store_true")
     wanted.add_argument("--json", type=Path)
     given = wanted.parse_args()
     found: dict[str, Any] = {}
     for name in given.only:
-        s = MODELS[name]
+        s = replace(MODELS[name], batch=given.batch)
         floor = 1e6 * s.weight_bytes / H200.dram_bytes_per_s
         found[name] = {"floor_us": floor, "predicted_us": predicted_us(s, H200), "hand_overs": s.hand_overs}
         if not given.predict:
             with torch.no_grad():
                 found[name]["kernel"] = checked(s, given.steps)
                 print(name, json.dumps(found[name]), flush=True)
-                found[name]["arms"] = [] if given.kernels else timed(s)
+                alone = given.kernels or s.gpt2 or s.batch > 1  # the decoder that is timed is Llama's, of one sequence
+                found[name]["arms"] = [] if alone else timed(s)
         print(name, json.dumps(found[name]), flush=True)
         if given.json:
             text = {"environment": {} if given.predict else environment(), "cases": found}

@@ -46,8 +46,8 @@ class Options:
         attention: attention of a token a sequence over keys that several heads share as a kernel of ours, and flash
             attention in the place of cuDNN's, each where that is faster, in inference graphs with regions; attention
             over a mask of pairs as a kernel of ours, where the graph as a whole is faster with it.
-        decode_step: a decode step of one sequence over a static cache, from the embedding to the logits, as one kernel,
-            where that is faster than the graph with its regions and Inductor's own.
+        decode_step: a decode step of 1 to 32 sequences over a static cache, from the embedding to the logits, as one
+            kernel, where that is faster than the graph with its regions and Inductor's own.
         early_launch: kernels of inference graphs start, and load weights, while the kernel in front of them still
             runs.
         float32_parts: linear layers of float32, which torch's default keeps off the tensor cores in tf32, are computed

@@ -328,8 +328,8 @@ def depthwise() -> None:
 
 
 def decode_steps() -> None:
-    """With norms of heads and without, with a mask and without."""
-    for shape, place in (STEPS["Qwen3's, 2 layers"], STEPS["small, no mask"]):
+    """Llama's, Qwen3's and GPT-2's, of one sequence and of several, rows of one piece a warp and of two."""
+    for shape, place in STEPS.values():
         decoded(step_of(shape, place, device="cuda"))
 
 

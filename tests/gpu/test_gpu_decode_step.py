@@ -18,13 +18,18 @@ SHAPES = {
     "SmolLM's, 4 layers": (Shape(4, 576, 1536, 9, 3, 64, 512, 1000), 400),
     "Qwen3's, 2 layers": (Shape(2, 1024, 3072, 16, 8, 128, 512, 1000, head_norms=True), 511),
     "Llama's, 2 layers": (Shape(2, 2048, 8192, 32, 8, 64, 512, 1000), 0),
-    "small, no mask": (Shape(3, 64, 72, 4, 2, 64, 40, 24, masked=False), 17),
+    "small, no mask": (Shape(3, 64, 96, 4, 2, 64, 40, 27, masked=False), 17),
+    "GPT-2's, 4 layers": (Shape(4, 768, 3072, 12, 12, 64, 512, 1001, gpt2=True), 400),
+    "SmolLM's, 16 sequences": (Shape(4, 576, 1536, 9, 3, 64, 512, 1000, batch=16), 400),
+    "Qwen3's, 7 sequences": (Shape(2, 1024, 3072, 16, 8, 128, 512, 1000, head_norms=True, batch=7), 300),
+    "Qwen3's, 32 sequences": (Shape(2, 1024, 3072, 16, 8, 128, 512, 1000, head_norms=True, batch=32), 511),
+    "GPT-2's, 8 sequences": (Shape(2, 768, 3072, 12, 12, 64, 512, 1001, gpt2=True, batch=8), 400),
+    "wide, 2 sequences": (Shape(1, 4096, 4096, 32, 8, 128, 512, 1000, batch=2), 500),
 }
 
 
 def run(given: Step) -> torch.Tensor:
-    operands = (given.row, given.cos, given.sin, given.mask, given.weights, given.caches, given.lengths)
-    return STEP(*operands, True, *NUMBERS)
+    return STEP(*given.operands, True, *NUMBERS)
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -38,12 +43,12 @@ def test_values(name: str) -> None:
     assert {int(n) for n in given.lengths} == {place + 1}
 
 
-def test_steps_with_delays_in_a_graph() -> None:
+@pytest.mark.parametrize("name", ["SmolLM's, 4 layers", "Qwen3's, 32 sequences", "GPT-2's, 8 sequences"])
+def test_steps_with_delays_in_a_graph(name: str) -> None:
     from tilestream.cuda.step import loaded
 
-    shape, place = SHAPES["SmolLM's, 4 layers"]
-    given = made_up(shape, place, device="cuda")
-    operands = (given.row, given.cos, given.sin, given.mask, given.weights, given.caches, given.lengths)
+    shape, place = SHAPES[name]
+    operands = made_up(shape, place, device="cuda").operands
     want = loaded(StepKernel(shape), 0)(*operands, (0, *NUMBERS))
     delayed = loaded(StepKernel(replace(shape), delays=True), 0)
     delayed(*operands, (0, *NUMBERS))

@@ -113,27 +113,73 @@ def test_what_is_no_step_runs_as_before(module: Any, compiled_graphs: list[Any])
     assert not is_step(compiled_graphs)
 
 
+LLAMA = {
+    "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 96, "max_position_embeddings": 64,
+}  # fmt: skip
+GPT2 = {
+    "n_embd": 128, "n_inner": 96, "n_layer": 2, "n_head": 2, "vocab_size": 96, "n_positions": 64, "bos_token_id": 1,
+    "eos_token_id": 2, "pad_token_id": 0,
+}  # fmt: skip
+
+
 @torch.no_grad()
-@pytest.mark.parametrize("kind", ["Llama", "Qwen3"])
-def test_models_of_transformers(kind: str, compiled_graphs: list[Any]) -> None:
+@pytest.mark.parametrize(
+    ("kind", "given", "batch"),
+    [
+        ("Llama", LLAMA, 1),
+        ("Llama", LLAMA, 3),
+        ("Qwen3", LLAMA, 1),
+        ("Qwen3", LLAMA, 33),
+        ("GPT2", GPT2, 1),
+        ("GPT2", GPT2, 2),
+        ("GPT2", GPT2 | {"activation_function": "relu"}, 1),
+    ],
+)
+def test_models_of_transformers(
+    kind: str, given: dict[str, Any], batch: int, compiled_graphs: list[Any], caplog: pytest.LogCaptureFixture
+) -> None:
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     torch.manual_seed(0)
-    config = getattr(transformers, f"{kind}Config")(
-        hidden_size=64, intermediate_size=72, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-        head_dim=64, vocab_size=96, max_position_embeddings=64,
-    )  # fmt: skip
-    ours = getattr(transformers, f"{kind}ForCausalLM")(config).bfloat16().eval()
+    config = getattr(transformers, f"{kind}Config")(**given)
+    ours = (
+        getattr(transformers, f"{kind}{'LMHeadModel' if kind == 'GPT2' else 'ForCausalLM'}")(config).bfloat16().eval()
+    )
+    for name, p in ours.named_parameters():
+        if any(part in name for part in ("norm", "ln_", "bias")):
+            p.add_(torch.randn_like(p) * 0.1)
     eager, exact = copy.deepcopy(ours), copy.deepcopy(ours).double()
-    prompt, token = torch.randint(96, (1, 5)), torch.tensor([[7]])
+    prompt, token = torch.randint(96, (batch, 5)), torch.randint(96, (batch, 1))
+    there = torch.ones(batch, 6, dtype=torch.int64)
+    for n in range(batch):  # each sequence begins elsewhere
+        there[n, : n % 3] = 0
+    places = (there.cumsum(-1) - 1).clamp(min=0)
 
     def behind_prompt(module: Any, call: Any) -> Tensor:
         cache = transformers.StaticCache(config=config, max_cache_len=24)
-        module(prompt, past_key_values=cache)
-        return call(token, past_key_values=cache).logits
+        module(prompt, past_key_values=cache, attention_mask=there[:, :5], position_ids=places[:, :5])
+        return call(token, past_key_values=cache, attention_mask=there, position_ids=places[:, 5:]).logits
 
     got, plain, want = behind_prompt(ours, compiled(ours)), behind_prompt(eager, eager), behind_prompt(exact, exact)
     assert error(got, want) <= 2 * error(plain, want)
-    assert is_step(compiled_graphs)
+    assert is_step(compiled_graphs) == (batch <= 32 and "activation_function" not in given)
+    if batch > 32:
+        assert "33 sequences, and a step has 32 at most" in caplog.text
+
+
+@torch.no_grad()
+def test_a_mask_of_every_head_is_not_taken_for_one_of_every_sequence(
+    compiled_graphs: list[Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    config = transformers.LlamaConfig(**LLAMA)
+    ours = transformers.LlamaForCausalLM(config).bfloat16().eval()
+    cache = transformers.StaticCache(config=config, max_cache_len=24)
+    ours(torch.randint(96, (4, 5)), past_key_values=cache)
+    mask = torch.zeros(1, 4, 1, 24, dtype=torch.bfloat16)
+    compiled(ours)(torch.randint(96, (4, 1)), past_key_values=cache, attention_mask=mask)
+    assert "the mask is not a number of bf16 a position of a sequence" in caplog.text
+    assert not is_step(compiled_graphs)
 
 
 @pytest.mark.parametrize(("times_us", "taken"), [((400, 900, 1500), 0), ((950, 900, 1500), 1), ((1600, 1590, 1500), 2)])

@@ -14,16 +14,16 @@ from tilestream.cuda.cache import compiled
 from tilestream.cuda.driver import PreparedLaunch
 from tilestream.cuda.one_launch import Launch
 from tilestream.errors import InputError
-from tilestream.kernels.step.kernel import StepKernel
-from tilestream.kernels.step.shape import WEIGHTS, Shape, names_of, shape_of
+from tilestream.kernels.step.kernel import LAYER, StepKernel
+from tilestream.kernels.step.shape import GPT2_LAST, LAST, Shape, names_of, shape_of
 
 KEPT = 64
 """Sets of addresses that launches are kept for: where results go varies from call to call."""
 
 
 def step(
-    row: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None, weights: Sequence[Tensor], caches: Sequence[Tensor],
-    lengths: Sequence[Tensor], counted: bool, scale: float, eps: float, head_eps: float,
+    row: Tensor, cos: Tensor | None, sin: Tensor | None, mask: Tensor | None, weights: Sequence[Tensor],
+    caches: Sequence[Tensor], lengths: Sequence[Tensor], counted: bool, scale: float, eps: float, head_eps: float,
 ) -> Tensor:  # fmt: skip
     """The logits of a step; arguments as ``graph.decode.op.step``. Caches and lengths are written in place.
 
@@ -32,7 +32,7 @@ def step(
             caches do not start on 16 bytes.
         QueueTimeout: a wait of an earlier step expired.
     """
-    shape = shape_of(row, cos, mask, weights, caches)
+    shape = shape_of(row, mask, weights, caches)
     numbers = (int(counted), scale, eps, head_eps)
     return loaded(StepKernel(shape), row.device.index or 0)(row, cos, sin, mask, weights, caches, lengths, numbers)
 
@@ -52,16 +52,16 @@ class Loaded:
         self._again = Again(device.index or 0, KEPT)
 
     def __call__(
-        self, row: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None, weights: Sequence[Tensor],
+        self, row: Tensor, cos: Tensor | None, sin: Tensor | None, mask: Tensor | None, weights: Sequence[Tensor],
         caches: Sequence[Tensor], lengths: Sequence[Tensor], numbers: tuple[int, float, float, float],
     ) -> Tensor:  # fmt: skip
         assert self.launch.record is not None
         self.launch.record.check()
-        out = torch.empty((1, self.kernel.shape.vocabulary), dtype=row.dtype, device=row.device)
-        small = [t.contiguous() for t in (row, cos, sin)]
-        added = 0 if mask is None else (mask := mask.contiguous()).data_ptr()
-        held = [*small, out, *weights, *caches, *lengths]
-        key = (*(t.data_ptr() for t in held), added, *numbers)
+        out = torch.empty((row.shape[0], self.kernel.shape.vocabulary), dtype=row.dtype, device=row.device)
+        small = [None if t is None else t.contiguous() for t in (row, cos, sin, mask)]
+        steps = steps_of(small[1], small[3], self.kernel.shape)
+        held = [0 if t is None else t.data_ptr() for t in (*small, out, *weights, *caches, *lengths)]
+        key = (*held, *steps, *numbers)
         stream = torch.cuda.current_stream(row.device).cuda_stream
         self._again.enqueue((stream, *key), stream, lambda capture: self._prepared(key, stream, capture))
         return out
@@ -74,24 +74,34 @@ class Loaded:
         return self.launch.prepare({}, 1, stream, capture, values)
 
 
+def steps_of(cos: Tensor | None, mask: Tensor | None, shape: Shape) -> tuple[int, int]:
+    """Elements from a sequence's cosines, and mask, to the next one's: 0 where all have the same."""
+    return tuple(0 if t is None or t.numel() == n else n for t, n in ((cos, shape.features), (mask, shape.positions)))  # pyright: ignore[reportReturnType]
+
+
 def values_of(shape: Shape, key: Sequence[int | float]) -> dict[str, Any]:
     """The kernel's argument from addresses and numbers, in the order of ``Loaded``."""
-    names = names_of(shape.head_norms)
-    row, cos, sin, out, *rest = key
-    weights, rest = rest[: shape.layers * len(names) + 2], rest[shape.layers * len(names) + 2 :]
-    caches, lengths, (mask, counted, scale, eps, head_eps) = (
+    names, last = names_of(shape.head_norms, shape.gpt2), GPT2_LAST if shape.gpt2 else LAST
+    row, cos, sin, mask, out, *rest = key
+    count = shape.layers * len(names)
+    weights, ends, rest = rest[:count], rest[count : count + len(last)], rest[count + len(last) :]
+    caches, lengths, (turn_step, mask_step, counted, scale, eps, head_eps) = (
         rest[: 2 * shape.layers],
         rest[2 * shape.layers : 3 * shape.layers],
         rest[3 * shape.layers :],
     )
-    missing = dict.fromkeys(WEIGHTS, 0)
-    layers = [
-        missing
-        | dict(zip(names, weights[n * len(names) :], strict=False))
-        | {"keys": caches[2 * n], "values": caches[2 * n + 1], "length": lengths[n]}
-        for n in range(shape.layers)
-    ]
-    return {
-        "layers": layers, "row": row, "cos": cos, "sin": sin, "out": out, "norm": weights[-2], "head": weights[-1],
-        "mask": mask, "counted": counted, "scale": scale, "eps": eps, "head_eps": head_eps,
+    layers = []
+    for n in range(shape.layers):
+        layer = dict.fromkeys((f.name for f in LAYER.fields), 0)
+        layer |= dict(zip(names, weights[n * len(names) :], strict=False))
+        layer |= {"keys": caches[2 * n], "values": caches[2 * n + 1], "length": lengths[n]}
+        if shape.gpt2:  # queries, keys and values side by side
+            for kind in ("", "_bias"):
+                for i, name in enumerate(("key", "value")):
+                    at = 2 * (shape.heads + i * shape.key_heads) * shape.features
+                    layer[name + kind] = layer["query" + kind] + at
+        layers.append(layer)
+    return {"norm_bias": 0} | dict(zip(last, ends, strict=True)) | {
+        "layers": layers, "row": row, "cos": cos, "sin": sin, "out": out, "mask": mask, "counted": counted,
+        "scale": scale, "eps": eps, "head_eps": head_eps, "turn_step": turn_step, "mask_step": mask_step,
     }  # fmt: skip

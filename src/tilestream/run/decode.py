@@ -20,8 +20,6 @@ def stepped(graph: fx.GraphModule, target: Target) -> tuple[fx.GraphModule, Shap
     made = copied(graph)
     try:
         site = site_of(made.graph)
-        if site.shape.least_ctas > target.hardware.sms:
-            raise Unsupported(f"attention needs {site.shape.least_ctas} SMs at once")
         place(made, site)
     except Unsupported as why:
         announce(f"no decode step is one kernel: {why.reason}")

@@ -185,9 +185,9 @@ TS_DEV void post(u32* p, u32 v) { __atomic_store_n(p, v, __ATOMIC_RELAXED); }
 TS_DEV u32 peek(const u32* p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
 TS_DEV void post(u64* p, u64 v) { __atomic_store_n(p, v, __ATOMIC_RELAXED); }
 TS_DEV u64 peek(const u64* p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
-TS_DEV void peek_pair(const u64* p, u64 (&v)[2]) {
+TS_DEV void peek_pair(const u64* p, u64& first, u64& second) {
   if ((u64)p % 16) ts_host::trap("a load of 16 bytes is not aligned");
-  v[0] = peek(p), v[1] = peek(p + 1);
+  first = peek(p), second = peek(p + 1);
 }
 TS_DEV void rest() { usleep(1000); }
 TS_DEV u64 now_ns() {
@@ -218,19 +218,27 @@ TS_DEV void copies_here() {
 }
 
 // A bulk copy spoils its place when it is asked for, and happens when it is waited for, by the lane that asked.
-TS_DEV void begin_bar(u32) {}
+TS_DEV void begin_bar(u32, u32) {}
+TS_DEV void arrive(u32) {}
 TS_DEV void ask(u32 to, const void* from, u32 bytes, u32 bar) {
   if ((u64)from % 16 || bytes % 16) ts_host::trap("a bulk copy is not aligned");
   for (u32 k = 0; k < bytes; k += 16) std::memset(lanes_host::at(to + k, 16), 0xff, 16);
   lanes_host::asked.push_back({{to, from, bytes}, bar});
 }
+TS_DEV void copies_arrive(u32 bar) {
+  for (int n = 0; n < lanes_host::copies; ++n) lanes_host::asked.push_back({lanes_host::coming[n], bar});
+  lanes_host::copies = 0;
+}
 TS_DEV void await(u32 bar, u32) {
-  for (u32 n = 0; n < lanes_host::asked.size(); ++n) {
-    const auto [copy, its] = lanes_host::asked[n];
-    if (its != bar) continue;
-    std::memcpy(lanes_host::shared + copy.to, copy.from, copy.bytes);
-    lanes_host::asked.erase(lanes_host::asked.begin() + n);
-    break;
+  auto& asked = lanes_host::asked;
+  for (u32 n = 0; n < asked.size();) {
+    const auto [copy, its] = asked[n];
+    if (its == bar) {
+      std::memcpy(lanes_host::shared + copy.to, copy.from, copy.bytes);
+      asked.erase(asked.begin() + n);
+    } else {
+      ++n;
+    }
   }
   together();
 }

@@ -8,86 +8,102 @@ import torch
 from torch import Tensor
 
 from tilestream.graph.own import operator
-from tilestream.kernels.step.shape import names_of, shape_of
+from tilestream.kernels.step.shape import GPT2_LAST, LAST, Shape, names_of, shape_of
 
 
-def layer_of(weights: Sequence[Tensor], layer: int, head_norms: bool) -> dict[str, Tensor]:
-    """Its weights by name."""
-    names = names_of(head_norms)
-    return dict(zip(names, weights[layer * len(names) :], strict=False))
+def layer_of(weights: Sequence[Tensor], layer: int, s: Shape) -> dict[str, Tensor]:
+    """Its weights by name; those of products [outputs, inputs]."""
+    names = names_of(s.head_norms, s.gpt2)
+    found = dict(zip(names, weights[layer * len(names) :], strict=False))
+    return {name: w.mT if s.gpt2 and w.dim() == 2 else w for name, w in found.items()}
 
 
 def steps(
-    row: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None, weights: list[Tensor], caches: list[Tensor],
-    lengths: list[Tensor], scale: float, eps: float, head_eps: float,
+    row: Tensor, cos: Tensor | None, sin: Tensor | None, mask: Tensor | None, weights: list[Tensor],
+    caches: list[Tensor], lengths: list[Tensor], scale: float, eps: float, head_eps: float,
 ) -> Iterator[tuple[str, Tensor]]:  # fmt: skip
     """The stages of a step one after the other, with what each hands over, in float32 or, of float64 operands, in that.
 
     Keys and values of the token are rounded as the cache has them, and written into it; lengths stay.
     """
-    s = shape_of(row, cos, mask, weights, caches)
+    s = shape_of(row, mask, weights, caches)
     kind = torch.float64 if row.dtype == torch.float64 else torch.float32
-    x = row.reshape(-1).to(kind)
-    turn = [t.reshape(-1).to(kind) for t in (cos, sin)]
-    scores_added = torch.zeros((), dtype=kind, device=row.device) if mask is None else mask.reshape(-1).to(kind)
+    x = row.reshape(s.batch, -1).to(kind)
+    turn = [None if t is None else t.reshape(-1, 1, s.features).to(kind) for t in (cos, sin)]
+    added = torch.zeros((), dtype=kind, device=row.device) if mask is None else mask.reshape(-1, 1, 1, s.positions)
 
-    def norm(v: Tensor, weight: Tensor, eps: float) -> Tensor:
+    def norm(v: Tensor, weight: Tensor, eps: float, bias: Tensor | None = None) -> Tensor:
+        if bias is not None:
+            return torch.nn.functional.layer_norm(v, v.shape[-1:], weight.to(kind), bias.to(kind), eps)
         return v * torch.rsqrt(v.square().mean(-1, keepdim=True) + eps) * weight.to(kind)
 
     def rotated(v: Tensor) -> Tensor:
+        if turn[0] is None or turn[1] is None:
+            return v
         low, high = v.chunk(2, -1)
         return v * turn[0] + torch.cat([-high, low], -1) * turn[1]
 
     for n in range(s.layers):
-        w = layer_of(weights, n, s.head_norms)
+        w = layer_of(weights, n, s)
+
+        def product(name: str, v: Tensor, w: dict[str, Tensor] = w) -> Tensor:
+            bias = w.get(f"{name}_bias")
+            return torch.nn.functional.linear(v, w[name].to(kind), None if bias is None else bias.to(kind))
+
         keys, values = caches[2 * n], caches[2 * n + 1]
-        normed = norm(x, w["norm"], eps)
-        q, k, v = ((w[name].to(kind) @ normed).view(-1, s.features) for name in ("query", "key", "value"))
-        yield "projected", torch.cat([q, k, v])
+        normed = norm(x, w["norm"], eps, w.get("norm_bias"))
+        projected = torch.cat([product(name, normed) for name in ("query", "key", "value") if name in w], -1)
+        yield "projected", projected
+        q, k, v = projected.view(s.batch, -1, s.features).split([s.heads, s.key_heads, s.key_heads], 1)
         if s.head_norms:
             q, k = norm(q, w["query_norm"], head_eps), norm(k, w["key_norm"], head_eps)
         at = lengths[n].reshape(1)
-        keys.index_copy_(2, at, rotated(k).to(keys.dtype).view(1, s.key_heads, 1, s.features))
-        values.index_copy_(2, at, v.to(values.dtype).view(1, s.key_heads, 1, s.features))
-        queries = rotated(q).view(s.key_heads, -1, s.features) * scale
-        weighted = torch.softmax(queries @ keys[0].to(kind).mT + scores_added, -1)
-        attended = (weighted @ values[0].to(kind)).reshape(-1)
+        keys.index_copy_(2, at, rotated(k).to(keys.dtype).unsqueeze(2))
+        values.index_copy_(2, at, v.to(values.dtype).unsqueeze(2))
+        queries = rotated(q).reshape(s.batch, s.key_heads, -1, s.features) * scale
+        weighted = torch.softmax(queries @ keys.to(kind).mT + added.to(kind), -1)
+        attended = (weighted @ values.to(kind)).reshape(s.batch, -1)
         yield "attended", attended
-        x = x + w["output"].to(kind) @ attended
+        x = x + product("output", attended)
         yield "middle", x
-        normed = norm(x, w["middle_norm"], eps)
-        gated = torch.nn.functional.silu(w["gate"].to(kind) @ normed) * (w["up"].to(kind) @ normed)
+        normed = norm(x, w["middle_norm"], eps, w.get("middle_norm_bias"))
+        if s.gpt2:
+            gated = torch.nn.functional.gelu(product("gate", normed), approximate="tanh")
+        else:
+            gated = torch.nn.functional.silu(product("gate", normed)) * product("up", normed)
         yield "gated", gated
-        x = x + w["down"].to(kind) @ gated
+        x = x + product("down", gated)
         yield "row", x
-    yield "logits", (weights[-1].to(kind) @ norm(x, weights[-2], eps)).to(row.dtype)
+    last = dict(zip(GPT2_LAST if s.gpt2 else LAST, weights[-3 if s.gpt2 else -2 :], strict=True))
+    yield "logits", (norm(x, last["norm"], eps, last.get("norm_bias")) @ last["head"].to(kind).mT).to(row.dtype)
 
 
 def step(
-    row: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None, weights: list[Tensor], caches: list[Tensor],
-    lengths: list[Tensor], counted: bool, scale: float, eps: float, head_eps: float,
+    row: Tensor, cos: Tensor | None, sin: Tensor | None, mask: Tensor | None, weights: list[Tensor],
+    caches: list[Tensor], lengths: list[Tensor], counted: bool, scale: float, eps: float, head_eps: float,
 ) -> Tensor:  # fmt: skip
-    """[1, vocabulary]: the logits of a token behind those that a static cache holds.
+    """[batch, vocabulary]: the logits of a token of each sequence behind those that a static cache holds.
 
     Args:
-        row: [1, 1, width], the token's embedding.
-        cos, sin: [..., features], of its position.
-        mask: [1, 1, 1, positions], added to scores.
-        weights: of every layer those of ``WEIGHTS``, [outputs, inputs] and [features]; the last norm; the head.
-        caches: of every layer keys and values [1, key heads, positions, features]; the token's are written.
-        lengths: of every layer one int64, the token's place in the cache. counted: they grow by one.
+        row: [batch, 1, width], the tokens' embeddings.
+        cos, sin: [batch or 1, ..., features], of their positions; None: there is no rotary embedding.
+        mask: [batch or 1, 1, 1, positions], added to scores.
+        weights: of every layer those of ``WEIGHTS``, [outputs, inputs] and [features], then ``LAST``; or those of
+            ``GPT2_WEIGHTS`` and ``GPT2_LAST``.
+        caches: of every layer keys and values [batch, key heads, positions, features]; the tokens' are written.
+        lengths: of every layer one int64, the tokens' place in the cache. counted: they grow by one.
         scale: of products of queries and keys.
         eps, head_eps: of norms of rows, and of heads.
     """
     *_, (_, logits) = steps(row, cos, sin, mask, weights, caches, lengths, scale, eps, head_eps)
     for length in lengths if counted else ():
         length += 1
-    return logits.view(1, -1)
+    return logits
 
 
 STEP = operator(
-    "decode_step(Tensor row, Tensor cos, Tensor sin, Tensor? mask, Tensor[] weights, Tensor(a!)[] caches, "
+    "decode_step(Tensor row, Tensor? cos, Tensor? sin, Tensor? mask, Tensor[] weights, Tensor(a!)[] caches, "
     "Tensor(b!)[] lengths, bool counted, float scale, float eps, float head_eps) -> Tensor",
     step,
-    lambda row, cos, sin, mask, weights, *_: row.new_empty((1, weights[-1].shape[0])),
+    lambda row, cos, sin, mask, weights, *_: row.new_empty((row.shape[0], weights[-1].shape[0])),
 )

@@ -110,8 +110,8 @@ TS_DEV u64 peek(const u64* p) {
   asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
   return v;
 }
-TS_DEV void peek_pair(const u64* p, u64 (&v)[2]) {  // each whole
-  asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];" : "=l"(v[0]), "=l"(v[1]) : "l"(p) : "memory");
+TS_DEV void peek_pair(const u64* p, u64& first, u64& second) {  // each whole
+  asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];" : "=l"(first), "=l"(second) : "l"(p) : "memory");
 }
 TS_DEV void rest() {}  // while others are waited for
 TS_DEV void store8(void* p, u32 v) { *(unsigned char*)p = (unsigned char)v; }
@@ -120,9 +120,9 @@ TS_DEV void store128(void* p, const u32 (&v)[4]) { *(uint4*)p = {v[0], v[1], v[2
 TS_DEV void copy128(u32 to, const void* from, u32 bytes) { copy_async(to, from, bytes); }  // zeros behind `bytes`
 TS_DEV void copies_here() { copies_wait(); }                                               // this lane's own
 
-// Bulk copies, in 16 bytes, of which each has a barrier to itself until it was waited for.
-TS_DEV void begin_bar(u32 bar) {
-  bar_init(bar, 1);
+// Bulk copies, in 16 bytes; those of one barrier are waited for together.
+TS_DEV void begin_bar(u32 bar, u32 count) {  // of lanes that ask or arrive
+  bar_init(bar, count);
   bar_init_done();
 }
 TS_DEV void ask(u32 to, const void* from, u32 bytes, u32 bar) {
@@ -130,6 +130,10 @@ TS_DEV void ask(u32 to, const void* from, u32 bytes, u32 bar) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(to), "l"(from),
                "r"(bytes), "r"(bar), "l"(EVICT_FIRST)
                : "memory");
+}
+TS_DEV void arrive(u32 bar) { bar_arrive(bar); }
+TS_DEV void copies_arrive(u32 bar) {  // once this lane's own copies (copy128) are here
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(bar) : "memory");
 }
 TS_DEV void await(u32 bar, u32 parity) { bar_wait(bar, parity); }  // all lanes of a warp
 

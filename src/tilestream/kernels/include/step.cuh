@@ -1,18 +1,24 @@
-// A whole decode step of one sequence as one persistent kernel: every CTA has rows of every product of every layer.
+// A whole decode step of 1 to 32 sequences as one persistent kernel: every CTA has rows of every product of every layer.
 //
 // A layer is five stages: QKV product; attention over shares of the cache; output projection with the residual; gate and
-// up; down with the residual. A value goes from one to the next as a word of 64 bits, a tag beside it (as in NCCL's LL
-// protocol): whoever reads polls the value itself, and no fence, counter or barrier of the grid is needed. A buffer is
-// written again two layers later. Ten stages lie between, each of which needs all of the one before, so nobody reads it any
-// more. Weights come by bulk copies into a ring of each warp in the order in which the warp will want them, stage after
-// stage: they are on their way while it waits for values.
+// up; down with the residual. Two values, or one, go from one stage to the next as a word of 64 bits, a tag beside them (as
+// in NCCL's LL protocol): whoever reads polls the word itself, and no fence, counter or barrier of the grid is needed. A
+// buffer is written again two layers later. Ten stages lie between, each of which needs all of the one before, so nobody
+// reads it any more. Weights come by copies into a ring of each warp in the order in which the warp will want them, stage
+// after stage: they are on their way while it waits for values.
 //
-// A norm is applied behind its product: every CTA reads the whole row, so the sum of squares costs a few shuffles. Attention
-// over a share of the cache leaves its result and the logarithm of its sum; who reads it for the output projection puts the
-// shares together.
+// A product is cut into tiles of eight rows. The warps of a CTA share a tile's columns, each multiplies its own with the
+// values of all sequences by tensor cores, and their sums are put together in shared memory in one order. So a warp gathers
+// the values of its columns alone, straight into fragments. The rows of a head's queries, key and value are those of the
+// CTAs that attend to it, so that only these wait for each other there.
 //
-// Compiled for WIDTH, HIDDEN, HEADS, KEY_HEADS, FEATURES (of a head), POSITIONS (of the cache), VOCABULARY, LAYERS, SPLITS
-// (of the cache), HEAD_NORMS, MASKED, WARPS (of a CTA), SLOTS (of a warp's ring), TIMEOUT (ns), DELAYS, behind StepParams (step/kernel.py).
+// Whatever a decoder has besides is a stage's beginning (a norm, shares put together) or its end (a residual, an activation):
+// the table at the top of step_rows.cuh, `before` and `store` in `run`.
+//
+// Compiled for WIDTH, HIDDEN, HEADS, KEY_HEADS, FEATURES (of a head), POSITIONS (of the cache), VOCABULARY, LAYERS, BATCH,
+// SPLITS (of the cache), HEAD_NORMS, MASKED, ROTARY, LAYER_NORMS, BIASED, TURNED (weights [inputs, outputs]), GATED, WARPS (of a
+// CTA), SLOTS (of a warp's ring), SLOT (bytes), CHUNK (most columns of a slot), SCRATCH (bytes), TIMEOUT (ns), DELAYS, behind
+// StepParams (step/kernel.py).
 #pragma once
 #include "step_rows.cuh"
 
@@ -21,32 +27,32 @@ struct Step : StepRows {
 
   // ---- attention of the queries of one head of keys over a share of the cache
   static constexpr int OF_POSITION = FEATURES / 8, AT_ONCE = LANES / OF_POSITION;  // lanes of a position; positions of a warp
-  static constexpr int EACH = GROUP > 3 ? 1 : 2, BATCH = EACH * WARPS * AT_ONCE;                   // loads under way of a lane; positions of a CTA
+  static constexpr int EACH = GROUP > 2 ? 1 : 2, ROUND = EACH * WARPS * AT_ONCE;  // loads under way of a lane; positions of a CTA
   struct Cached {
     u32 keys[EACH][4], values[EACH][4];
     float masks[EACH];
   };
   TS_DEV int place(int start, int e) const { return start + (e * WARPS + warp) * AT_ONCE + lane / OF_POSITION; }
-  TS_DEV void load_cached(Cached& c, int head, int start, int end) const {
+  TS_DEV void load_cached(Cached& c, int head, int sequence, int start, int end) const {
 #pragma unroll
     for (int e = 0; e < EACH; ++e) {
       const int s = place(start, e);
       c.masks[e] = NOTHING;
       if (s >= end) continue;
-      const long long at = (((long long)head * POSITIONS + s) * FEATURES + lane % OF_POSITION * 8) * 2;
+      const long long at = ((((long long)sequence * KEY_HEADS + head) * POSITIONS + s) * FEATURES + lane % OF_POSITION * 8) * 2;
       if (s != position) {
         lanes::load128(p.layers[layer].keys + at, c.keys[e]);
         lanes::load128(p.layers[layer].values + at, c.values[e]);
       }
 #if MASKED
-      c.masks[e] = single(p.mask, s);
+      c.masks[e] = single(p.mask, sequence * p.mask_step + s);
 #else
       c.masks[e] = 0;
 #endif
     }
   }
   // A head of a query or a key: its norm, its rotation; each lane has elements lane, lane + 32, ...
-  TS_DEV void turned(u32 at, const char* weights, bool is_key, char* to) const {
+  TS_DEV void turned(u32 at, int sequence, const char* weights, bool is_key, char* to) const {
     constexpr int OF_LANE = FEATURES / LANES;
     float v[OF_LANE], t[OF_LANE];
 #pragma unroll
@@ -62,7 +68,8 @@ struct Step : StepRows {
 #pragma unroll
     for (int j = 0; j < OF_LANE; ++j) {
       const float other = j < OF_LANE / 2 ? -v[(j + OF_LANE / 2) % OF_LANE] : v[j - OF_LANE / 2];
-      t[j] = v[j] * single(p.cos, lane + j * LANES) + other * single(p.sin, lane + j * LANES);
+      const int f = sequence * p.turn_step + lane + j * LANES;
+      t[j] = ROTARY ? v[j] * single(p.cos, f) + other * single(p.sin, f) : v[j];
     }
 #pragma unroll
     for (int j = 0; j < OF_LANE; ++j) {
@@ -71,35 +78,35 @@ struct Step : StepRows {
       if (to != nullptr) *(u16*)(to + (lane + j * LANES) * 2) = (u16)rounded;
     }
   }
-  TS_DEV int item() const {  // a head and a share; -1: none of this CTA
-    const int spread = grid / (KEY_HEADS * SPLITS), item = block / spread;
-    return block % spread == 0 && item < KEY_HEADS * SPLITS ? item : -1;
+  // Shares of the cache of the sequences, of the heads of this CTA's team.
+  TS_DEV void attend(long long place_of_token) {
+    const int items = heads() * BATCH * SPLITS;
+    if (member < items) delay(ATTEND);
+    for (int item = member; item < items; item += members)
+      attend(team + teams * (item / (BATCH * SPLITS)), item / SPLITS % BATCH, item % SPLITS, place_of_token);
   }
-  TS_DEV void attend(int item, long long place_of_token) {
-    if (item < 0) return;
-    delay(ATTEND);
+  TS_APART void attend(int head, int sequence, int share, long long place_of_token) {
     if (place_of_token < 0 || place_of_token >= POSITIONS) lanes::give_up(p.record, NO_POSITION, block, POSITIONS, place_of_token);
     position = (int)place_of_token;
-    const int head = item / SPLITS, share = item % SPLITS, each = (limit + SPLITS - 1) / SPLITS;
+    const int limit = (int)lanes::get32(base + LIMITS + sequence * 4), each = (limit + SPLITS - 1) / SPLITS;
     const int start = share * each, end = start + each < limit ? start + each : limit;
     const StepLayer& l = p.layers[layer];
     Cached c;
-    load_cached(c, head, start, end);
-    // Queries, key, value of this head, as they come: in the staged row that the products do not read now.
-    const u32 given = staged(side ^ 1), merged = staged(side);
+    load_cached(c, head, sequence, start, end);
+    // Queries, key, value of this head, as they come.
+    const u32 given = base + SCRATCH_AT, merged = given + OF_HEAD * 4;
+    const int of = (sequence * KEY_HEADS + head) * OF_HEAD;
     const u64* from = words(layer, PROJECTED);
     const Wanted w = wanted(ATTEND);
-    for (int i = thread; i < (GROUP + 2) * FEATURES; i += THREADS) {
-      const int which = i / FEATURES, f = i % FEATURES;
-      const int at = which < GROUP ? head * GROUP * FEATURES + i : QUERY + (which - GROUP) * KEYS + head * FEATURES + f;
-      put_float(given + i * 4, value_of(settled(lanes::peek(from + at), from + at, w, at)));
-    }
+    lanes::all_together();  // what lay there is read
+    for (int i = of + thread; i < of + OF_HEAD; i += THREADS)
+      put_float(given + (i - of) * 4, value_of(settled(lanes::peek(from + i), from + i, w, i)));
     lanes::all_together();
     const int owner = position / each;
     const bool owns = (owner < SPLITS ? owner : SPLITS - 1) == share;
-    const long long mine = ((long long)head * POSITIONS + position) * FEATURES * 2;
-    if (warp < GROUP) turned(given + warp * FEATURES * 4, l.query_norm, false, nullptr);
-    if (warp == GROUP) turned(given + GROUP * FEATURES * 4, l.key_norm, true, owns ? l.keys + mine : nullptr);
+    const long long mine = (((long long)sequence * KEY_HEADS + head) * POSITIONS + position) * FEATURES * 2;
+    if (warp < GROUP) turned(given + warp * FEATURES * 4, sequence, l.query_norm, false, nullptr);
+    if (warp == GROUP) turned(given + GROUP * FEATURES * 4, sequence, l.key_norm, true, owns ? l.keys + mine : nullptr);
     if (warp == GROUP + 1)
       for (int f = lane; f < FEATURES; f += LANES) {
         const u32 at = given + ((GROUP + 1) * FEATURES + f) * 4, rounded = Element::pack(get_float(at), 0);
@@ -116,7 +123,7 @@ struct Step : StepRows {
     }
     const u32 feature = lane % OF_POSITION * 32;
 #pragma unroll 1
-    for (int first = start; first < end; first += BATCH) {
+    for (int first = start; first < end; first += ROUND) {
       float keys[EACH][8], cached[EACH][8], masks[EACH];
 #pragma unroll
       for (int e = 0; e < EACH; ++e) {
@@ -130,7 +137,7 @@ struct Step : StepRows {
           if (is_new) keys[e][k] = get_float(at), cached[e][k] = get_float(at + FEATURES * 4);
         }
       }
-      load_cached(c, head, first + BATCH, end);
+      load_cached(c, head, sequence, first + ROUND, end);
 #pragma unroll
       for (int g = 0; g < GROUP; ++g) {
         u32 q[2][4];
@@ -204,103 +211,80 @@ struct Step : StepRows {
         total += weight * of, low += weight * a, high += weight * b;
       }
       const float times = total > 0 ? 1.0f / total : 0.0f;
-      store_word(words(layer, ATTENDED) + share * (QUERY / 2) + query * (FEATURES / 2) + f / 2, Element::pack(low * times, high * times), tag);
-      if (f == 0) store_word(words(layer, SUMS) + share * HEADS + query, ts::bits_of(total > 0 ? largest + ts::lg2(total) : NOTHING), tag);
+      const int row = share * BATCH + sequence;
+      store_word(words(layer, ATTENDED) + row * (QUERY / 2) + query * (FEATURES / 2) + f / 2, Element::pack(low * times, high * times), tag);
+      if (f == 0 && SPLITS > 1)
+        store_word(words(layer, SUMS) + row * HEADS + query, ts::bits_of(total > 0 ? largest + ts::lg2(total) : NOTHING), tag);
     }
   }
-  // The shares of attention together, staged.
-  TS_DEV void attended() {
-    side ^= 1;
-    delay(OUTPUT);
-    const u64 *of = words(layer, ATTENDED), *sums = words(layer, SUMS);
-    const Wanted w = wanted(OUTPUT);
-    if (block < WIDTH)
-      for (int i = thread; i < QUERY / 2; i += THREADS) {
-        const int head = i / (FEATURES / 2);
-        u64 parts[SPLITS], each[SPLITS];
-#pragma unroll
-        for (int s = 0; s < SPLITS; ++s) {
-          parts[s] = lanes::peek(of + s * (QUERY / 2) + i);
-          each[s] = lanes::peek(sums + s * HEADS + head);
-        }
-        float most = NOTHING, total = 0, low = 0, high = 0;
-#pragma unroll
-        for (int s = 0; s < SPLITS; ++s) {
-          parts[s] = settled(parts[s], of + s * (QUERY / 2) + i, w, s * (QUERY / 2) + i);
-          each[s] = settled(each[s], sums + s * HEADS + head, w, s * HEADS + head);
-          most = value_of(each[s]) > most ? value_of(each[s]) : most;
-        }
-#pragma unroll
-        for (int s = 0; s < SPLITS; ++s) {
-          const float weight = value_of(each[s]) > NOTHING ? ts::ex2(value_of(each[s]) - most) : 0.0f;
-          total += weight, low += weight * Element::low((u32)parts[s]), high += weight * Element::high((u32)parts[s]);
-        }
-        put_pair(2 * i, low / total, high / total);
-      }
-    lanes::all_together();
+
+  // ---- what sums are added to: biases, and the residual, which whoever has a row keeps in fp32
+  TS_DEV float* own(const Place& at) const { return p.rows + (long long)at.sequence * WIDTH + at.row; }
+  TS_DEV static Pair bias(const char* of, int row) { return BIASED ? both(of, row) : Pair{0, 0}; }
+  TS_DEV Pair residual(const Place& at, bool is_first) const {
+    if (is_first) return both(p.row, (long long)at.sequence * WIDTH + at.row);
+    return {lanes::load_shared(own(at)), lanes::load_shared(own(at) + 1)};
   }
+  TS_DEV void hand_over(int layer, int part, int width, const Place& at, Pair v, u32 tag) const {
+    store_word(words(layer, part) + (at.sequence * width + at.row) / 2, Element::pack(v.a, v.b), tag);
+  }
+  TS_DEV void keep(const Place& at, Pair v) const { lanes::store_shared(own(at), v.a), lanes::store_shared(own(at) + 1, v.b); }
 
   // ---- the whole
   TS_DEV void begin() {
-    if (thread < WARPS * SLOTS) lanes::begin_bar(base + BARRIERS + thread * 8);
+    if (thread < WARPS * SLOTS) lanes::begin_bar(base + BARRIERS + thread * 8, LANES);
     tag = p.epochs[block];
-    limit = POSITIONS;
+    for (int s = warp; s < BATCH; s += WARPS) {  // positions that count: behind the last of them the cache is not read
+      int last = POSITIONS;
 #if MASKED
-    int last = 0;  // of the positions that count; the rest of the cache is not read
-    for (int s = thread; s < POSITIONS; s += THREADS)
-      if (single(p.mask, s) > NOTHING) last = s + 1;
-    limit = last;
+      last = 0;
+      for (int n = lane; n < POSITIONS; n += LANES)
+        if (single(p.mask, s * p.mask_step + n) > NOTHING) last = n + 1;
 #pragma unroll
-    for (int far = 16; far; far >>= 1) {
-      last = (int)lanes::across((float)limit, far);
-      limit = last > limit ? last : limit;
-    }
-    if (lane == 0) lanes::put32(base + PARTS + warp * 4, limit);
-    lanes::all_together();
-    for (int w = 0; w < WARPS; ++w) {
-      last = (int)lanes::get32(base + PARTS + w * 4);
-      limit = last > limit ? last : limit;
-    }
-    limit = limit > 1 ? limit : 1;
+      for (int far = 16; far; far >>= 1) {
+        const int other = (int)lanes::across((float)last, far);
+        last = other > last ? other : last;
+      }
 #endif
+      if (lane == 0) lanes::put32(base + LIMITS + s * 4, last > 1 ? last : 1);
+    }
     lanes::all_together();
-    for (int n = 0; n < SLOTS; ++n) ask();
+    for (int n = 0; n < SLOTS; ++n) ring.ask();
   }
   TS_DEV void run() {
-    const auto none = [](int) { return 0.0f; };
     for (; layer < LAYERS; ++layer) {
       ++tag;
       const StepLayer& l = p.layers[layer];
-      const int item = this->item();
-      const long long position = item < 0 ? 0 : *l.length;
-      float rstd = normed(ROW, l.norm, PROJECT);
-      u64* to = words(layer, PROJECTED);
-      products<PROJECT>(0, none, [&](int row, float sum, float, float) { store_word(to + row, ts::bits_of(sum * rstd), tag); });
-      attend(item, position);
-      const auto given = [&](int row) { return residual(ROW, row, OUTPUT); };
-      float first = given(first_row(OUTPUT));
-      attended();
-      to = words(layer, MIDDLE);
-      products<OUTPUT>(first, given, [&](int row, float sum, float, float x) { store_word(to + row, ts::bits_of(x + sum), tag); });
-      rstd = normed(MIDDLE, l.middle_norm, GATE);
-      to = words(layer, GATED);
-      products<GATE>(0, none, [&](int row, float sum, float other, float) {
-        store_word(to + row, ts::bits_of(ts::silu(sum * rstd) * (other * rstd)), tag);
-      });
-      const auto middle = [&](int row) { return residual(MIDDLE, row, DOWN); };
-      first = middle(first_row(DOWN));
-      side ^= 1;
-      delay(DOWN);
-      if (block < WIDTH) gather<HIDDEN>(words(layer, GATED), DOWN, [&](int i, float a, float b) { put_pair(i, a, b); });
-      lanes::all_together();
-      to = words(layer + 1, ROW);
-      products<DOWN>(first, middle, [&](int row, float sum, float, float x) { store_word(to + row, ts::bits_of(x + sum), tag + 1); });
+      const long long position = *l.length;
+      products<PROJECT>(
+          [&](const Place& at) {
+            int row;
+            const char* const of = of_three(at.tile, l.query_bias, l.key_bias, l.value_bias, row);
+            return bias(of, row + at.row % TILE);
+          },
+          [&](const Place& at, Pair v, Pair) {
+            u64* const to = words(layer, PROJECTED) + (at.sequence * KEY_HEADS + head_of(at.tile)) * OF_HEAD + within(at.tile) + at.row % TILE;
+            store_word(to, ts::bits_of(v.a), tag), store_word(to + 1, ts::bits_of(v.b), tag);
+          });
+      attend(position);
+      products<OUTPUT>([&](const Place& at) { return residual(at, layer == 0) + bias(l.output_bias, at.row); },
+                       [&](const Place& at, Pair v, Pair) { keep(at, v), hand_over(layer, MIDDLE, WIDTH, at, v, tag); });
+      products<GATE>([&](const Place& at) { return bias(l.gate_bias, at.row); },
+                     [&](const Place& at, Pair v, Pair up) {
+                       v = GATED ? Pair{ts::silu(v.a) * up.a, ts::silu(v.b) * up.b} : Pair{ts::gelu_tanh(v.a), ts::gelu_tanh(v.b)};
+                       hand_over(layer, GATED_ROW, HIDDEN, at, v, tag);
+                     });
+      products<DOWN>([&](const Place& at) { return residual(at, false) + bias(l.down_bias, at.row); },
+                     [&](const Place& at, Pair v, Pair) { keep(at, v), hand_over(layer + 1, ROW, WIDTH, at, v, tag + 1); });
     }
     ++tag;
-    const float rstd = normed(ROW, p.norm, HEAD);
-    products<HEAD>(0, none, [&](int row, float sum, float, float) {
-      *(u16*)(p.out + row * 2ll) = (u16)Element::pack(sum * rstd, 0);
-    });
+    products<HEAD>([](const Place&) { return Pair{0, 0}; },
+                   [&](const Place& at, Pair v, Pair) {
+                     const u32 logits = Element::pack(v.a, v.b);
+                     u16* const to = (u16*)p.out + (long long)at.sequence * VOCABULARY + at.row;
+                     if (at.row < VOCABULARY) to[0] = (u16)logits;
+                     if (at.row + 1 < VOCABULARY) to[1] = (u16)(logits >> 16);
+                   });
     if (thread == 0) p.epochs[block] = tag;
     // Whoever read a length has done its part of what this CTA was waiting for.
     if (p.counted && block == 0)
@@ -310,7 +294,8 @@ struct Step : StepRows {
 
 TS_LANES_KERNEL(THREADS, 1) tilestream_step(const TS_PARAM StepParams p) {
   TS_LANES_SHARED(base);
-  Step step(p, base);
+  Ring ring(p, base);
+  Step step(p, base, ring);
   step.begin();
   step.run();
 }

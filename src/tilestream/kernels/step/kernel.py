@@ -1,4 +1,4 @@
-"""A whole decode step of one sequence as one persistent kernel (``include/step.cuh``)."""
+"""A whole decode step as one persistent kernel (``include/step.cuh``)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tilestream.kernels.kernel import LOST, NO_ROW, Frame, Launchable, halves
 from tilestream.kernels.operators.lanes import WORDS, text_of
 from tilestream.kernels.parts.params import TIMEOUT_NS, Field, Struct, pointers
 from tilestream.kernels.parts.source import BesideSource, Call, Space
-from tilestream.kernels.step.shape import WEIGHTS, Shape
+from tilestream.kernels.step.shape import GPT2_WEIGHTS, WEIGHTS, Shape
 
 NAME = "tilestream_step"
 MOST_CTAS = 1024
@@ -22,7 +22,7 @@ NO_POSITION = 16
 LAYER = Struct(
     "StepLayer",
     (
-        *pointers(*WEIGHTS, type="const char*"),
+        *pointers(*dict.fromkeys((*WEIGHTS, *GPT2_WEIGHTS, "key_bias", "value_bias")), type="const char*"),
         *pointers("keys", "values", type="char*"),
         Field("long long*", "length", note="the token's place"),
     ),
@@ -34,11 +34,14 @@ def argument(layers: int) -> Struct:
     """``StepParams``."""
     each = (
         Field(LAYER, "layers", layers),
-        *pointers("row", "cos", "sin", "mask", "norm", "head", type="const char*"),
-        Field("char*", "out", note="[VOCABULARY]"),
+        *pointers("row", "cos", "sin", "mask", "norm", "norm_bias", "head", type="const char*"),
+        Field("char*", "out", note="[BATCH, VOCABULARY]"),
         Field("u64*", "words"),
         Field("u32*", "epochs", note="of each CTA: the tag of the last value"),
         Field("u64*", "record"),
+        Field("float*", "rows", note="the residual, of whoever has its rows"),
+        Field("int", "turn_step", note="from a sequence's cosines to the next one's"),
+        Field("int", "mask_step"),
         Field("int", "counted", note="whether lengths grow by one"),
         Field("float", "scale"),
         Field("float", "eps"),
@@ -67,7 +70,9 @@ class StepKernel(Launchable):
 
     @property
     def space(self) -> Space:
-        return Space((("words", 16 * self.shape.words), ("epochs", 4 * MOST_CTAS)), frozenset({"words", "epochs"}))
+        s = self.shape
+        parts = (("words", 16 * s.words), ("epochs", 4 * MOST_CTAS), ("rows", 4 * s.batch * s.width))
+        return Space(parts, frozenset({"words", "epochs"}))
 
     @property
     def source(self) -> BesideSource:
@@ -77,7 +82,9 @@ class StepKernel(Launchable):
     def text(self) -> str:
         s = self.shape
         numbers = {name.upper(): int(v) for name, v in asdict(s).items()}
-        numbers |= {"SPLITS": s.splits, "SLOTS": s.slots, "STAGED": s.staged, "WORDS": s.words}
+        numbers |= {"SPLITS": s.splits, "SLOTS": s.slots, "SLOT": s.slot_bytes, "CHUNK": s.most_columns}
+        numbers |= {"SCRATCH": s.scratch, "WORDS": s.words, "GATED": int(not s.gpt2), "ROTARY": int(not s.gpt2)}
+        numbers |= dict.fromkeys(("LAYER_NORMS", "BIASED", "TURNED"), int(s.gpt2))
         numbers |= {"SHARED_BYTES": s.shared_bytes, "TIMEOUT": f"{self.timeout_ns}ull", "DELAYS": int(self.delays)}
         return text_of("step.cuh", argument(s.layers), numbers, "lanes.cuh")
 
