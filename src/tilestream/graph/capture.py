@@ -40,6 +40,9 @@ class NeedsValuesError(CaptureError):
     """What the model does depends on values, and its tensors have none."""
 
 
+Change = Callable[[fx.GraphModule], fx.GraphModule]
+
+
 @dataclass(frozen=True)
 class Captured:
     """Graphs of one model in the order Dynamo made them, and what lies between them.
@@ -64,6 +67,7 @@ def capture(
     keywords: Mapping[str, Any] | None = None,
     training: bool = False,
     partition: Callable[..., tuple[fx.GraphModule, fx.GraphModule]] | None = None,
+    change: Change | None = None,
 ) -> Captured:
     """Record the functional ATen graphs that ``model(*inputs, **keywords)`` makes.
 
@@ -76,6 +80,8 @@ def capture(
         training: with gradients, and the backward graphs for all that wants them; otherwise under ``torch.no_grad``.
         partition: cuts a joint graph into forward and backward, as AOTAutograd's ``partition_fn``; by default all that
             the backward graph reads is saved.
+        change: what to make of each inference graph, whose writes into arguments it then holds, as it comes from
+            AOTAutograd.
 
     Raises:
         CaptureError: the model fails on these inputs, Dynamo or AOTAutograd refuse it, it holds no tensor operation,
@@ -83,14 +89,14 @@ def capture(
     """
     fakes, arguments, named = faked(model, inputs, keywords or {})
     try:
-        return _record(model, arguments, named, training, fakes, partition=partition)
+        return _record(model, arguments, named, training, fakes, "", partition, change)
     except Exception as failure:
         if not _needs_values(failure):
             raise
         why = f"what it does depends on values{_at(failure)}"
         if is_fake((list(inputs), dict(keywords or {}))):
             raise NeedsValuesError(f"the model could not be captured: {why}", "give it real tensors") from failure
-        return _record(model, inputs, keywords or {}, training, None, why, partition)
+        return _record(model, inputs, keywords or {}, training, None, why, partition, change)
 
 
 @dataclass
@@ -102,6 +108,7 @@ class _Recorder:
     breaks: list[str] = field(default_factory=list)
     inside: int = 0
     partition: Callable[..., tuple[fx.GraphModule, fx.GraphModule]] | None = None
+    change: Change | None = None
 
     def backend(self, graph: fx.GraphModule, example: list[Any]) -> Callable[..., Any]:
         from torch._dynamo.backends.common import aot_autograd
@@ -116,11 +123,14 @@ class _Recorder:
             bw_compiler=self._keep("backward"),
             inference_compiler=self._keep("inference"),
             partition_fn=self.partition or default_partition,
+            keep_inference_input_mutations=self.change is not None,
         )
         return self._counted(compiler(graph, example))
 
     def _keep(self, kind: Kind) -> Callable[..., Any]:
         def keep(graph: fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
+            if self.change is not None and kind == "inference":
+                graph = self.change(graph)
             rewrite(graph, When.NORMAL_FORM)
             self.graphs.append(graph)
             self.kinds.append(kind)
@@ -147,10 +157,11 @@ def _record(
     fakes: contextlib.AbstractContextManager[Any] | None,
     ran: str = "",
     partition: Callable[..., tuple[fx.GraphModule, fx.GraphModule]] | None = None,
+    change: Change | None = None,
 ) -> Captured:
     from tilestream.graph.eager import Watch
 
-    recorder = _Recorder(partition=partition)
+    recorder = _Recorder(partition=partition, change=change)
     watch = Watch(lambda: recorder.inside > 0)
     before = _refusals()
     run = torch.compile(alone(model), backend=recorder.backend)

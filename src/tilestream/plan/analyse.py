@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from tilestream import devices
 from tilestream.devices import Device
 from tilestream.graph.capture import capture
 from tilestream.graph.cut import Cutter
+from tilestream.graph.decode import STEP
 from tilestream.graph.depthwise import DEPTHWISE
 from tilestream.graph.rewrites.settings import Settings
 from tilestream.options import Options
-from tilestream.plan import messages, precision
+from tilestream.plan import decode, messages, precision
 from tilestream.plan.analysis import Analysis
 from tilestream.plan.depthwise import take_expected
 from tilestream.plan.gradient_launches import least_rows
@@ -46,17 +48,37 @@ def analyse(
     """
     options = options or Options()
     device = device or devices.planned_for(options.device)
-    found = capture(model, inputs, keywords, training, training_cut(options, device, sums) if training else None)
+    cut = training_cut(options, device, sums) if training else None
+    told: list[str] = []
+    found = None
+    if options.decode_step and not training and (options.measure or options.target == "reference"):
+        found = capture(model, inputs, keywords, change=partial(decode.expected, device=device, told=told.append))
+    if found is None or told:
+        found = capture(model, inputs, keywords, training, cut)
     for graph, kind in zip(found.graphs, found.kinds, strict=True):
         if kind == "inference":
             place_expected(graph, False, options, device)
             take_expected(graph, options, device)
     made = of_graphs(model, found, options, device, training, sums)
-    if any(n.target in (*TARGETS, *messages.TARGETS, DEPTHWISE) for graph in found.graphs for n in graph.graph.nodes):
-        apart = replace(options, interactions=False, convolutions="off")
+    made = replace(made, hints=(*made.hints, *told))
+    targets = {n.target for graph in found.graphs for n in graph.graph.nodes}
+    if STEP in targets and options.target != "reference":
+        other = analyse(model, inputs, replace(options, decode_step=False), device, keywords=keywords, sums=sums)
+        if _is_faster(other, made):
+            return replace(other, options=options, hints=(*other.hints, _not_taken(made)))
+    if targets & {*TARGETS, *messages.TARGETS, DEPTHWISE, STEP}:
+        apart = replace(options, interactions=False, convolutions="off", decode_step=False)
         plain = analyse(model, inputs, apart, device, keywords=keywords, training=training, sums=False)
         made = replace(made, plain_graphs=plain.graphs)
     return replace(made, float32=precision.alternatives(made, found, model, inputs, keywords or {}))
+
+
+def _is_faster(other: Analysis, stepped: Analysis) -> bool:
+    return not other.empty and not stepped.empty and other.whole.predicted_us < stepped.whole.predicted_us
+
+
+def _not_taken(stepped: Analysis) -> str:
+    return f"with its decode step as one kernel it is predicted to take {stepped.whole.predicted_us:.0f} us"
 
 
 def training_cut(options: Options, device: Device, sums: bool = True) -> Cutter:
