@@ -53,7 +53,7 @@ def analyse(
     found = None
     if options.decode_step and not training and (options.measure or options.target == "reference"):
         found = capture(model, inputs, keywords, change=partial(decode.expected, device=device, told=told.append))
-    if found is None or told:
+    if found is None or not any(map(decode.steps_of, (graph.graph for graph in found.graphs))):
         found = capture(model, inputs, keywords, training, cut)
     for graph, kind in zip(found.graphs, found.kinds, strict=True):
         if kind == "inference":
@@ -62,12 +62,13 @@ def analyse(
     made = of_graphs(model, found, options, device, training, sums)
     made = replace(made, hints=(*made.hints, *told))
     targets = {n.target for graph in found.graphs for n in graph.graph.nodes}
-    if STEP in targets and options.target != "reference":
+    if STEP in targets:
         other = analyse(model, inputs, replace(options, decode_step=False), device, keywords=keywords, sums=sums)
-        if _is_faster(other, made):
+        if options.target != "reference" and _is_faster(other, made):
             return replace(other, options=options, hints=(*other.hints, _not_taken(made)))
-    if targets & {*TARGETS, *messages.TARGETS, DEPTHWISE, STEP}:
-        apart = replace(options, interactions=False, convolutions="off", decode_step=False)
+        made = replace(made, plain_graphs=other.plain_graphs or other.graphs)
+    elif targets & {*TARGETS, *messages.TARGETS, DEPTHWISE}:
+        apart = replace(options, interactions=False, convolutions="off")
         plain = analyse(model, inputs, apart, device, keywords=keywords, training=training, sums=False)
         made = replace(made, plain_graphs=plain.graphs)
     return replace(made, float32=precision.alternatives(made, found, model, inputs, keywords or {}))
