@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from typer.testing import CliRunner
 
 import tilestream
 from benchmarks.lib.static_decoders import Decoder
+from tilestream.cli.main import app
 from tilestream.report import html, timeline
 
 IDS = torch.tensor([[3]])
@@ -56,3 +60,16 @@ def test_a_step_that_is_predicted_to_be_slower_is_not_shown() -> None:
     report = tilestream.explain(decoder(), IDS, options=OPTIONS, device="h200+hand_over_s*100")
     assert not any("step" in launch for launch in report.json()["launches"])
     assert "with its decode step as one kernel it is predicted to take" in report.json()["notes"][-1]
+
+
+def test_commands(tmp_path: Path) -> None:
+    made = tmp_path / "decoders.py"
+    made.write_text(
+        "import torch\nfrom benchmarks.lib.static_decoders import Decoder\n"
+        "def small():\n    return Decoder().bfloat16().eval(), (torch.tensor([[1]]),)\n"
+    )
+    words = ["trace", f"{made}:small", "--decode-step", "--device", "h200+hand_over_s*0.5", "--out"]
+    done = CliRunner().invoke(app, [*words, str(tmp_path / "t.json")], catch_exceptions=False)
+    assert done.exit_code == 0 and "10 hand-overs" in done.output
+    stages = [e for e in json.loads((tmp_path / "t.json").read_text())["traceEvents"] if e.get("cat") == "stage"]
+    assert [e["args"]["hand-over us"] for e in stages] == [0.0] + [1.4] * 10
