@@ -260,3 +260,17 @@ def test_why_generate_has_no_step(
     got = module.generate(prompt, **asked, **given_to_generate(module, way, **given))
     assert any(reason in line for line in said)
     assert torch.equal(got, eager.generate(prompt, **asked))
+
+
+@torch.no_grad()
+def test_generate_behind_a_padded_prompt(compiled_graphs: list[Any]) -> None:
+    ours, eager = small("Llama"), small("Llama")
+    prompt, kept = torch.tensor([[0, 0, 7, 8, 9]]), torch.tensor([[0, 0, 1, 1, 1]])
+    made = ours.generate(
+        prompt, attention_mask=kept, max_new_tokens=6, do_sample=False, cache_implementation="static",
+        return_dict_in_generate=True, output_logits=True, **given_to_generate(ours, "compile_config"),
+    )  # fmt: skip
+    got, exact = torch.cat(made.logits), copy.deepcopy(eager).double()
+    plain, want = (m(made.sequences[:, 2:-1]).logits[0, 2:] for m in (eager, exact))  # as without what is padded
+    assert error(got, want) <= 2 * error(plain, want)
+    assert is_step(compiled_graphs)
