@@ -1,6 +1,6 @@
 """Text from a decoder of transformers, a token at a time, its decode step as one kernel (docs/decoding.md).
 
-    python examples/generate.py                          SmolLM-135M's shape, 64 tokens behind 16, greedy
+    python examples/generate.py                          SmolLM-135M's shape, 64 tokens behind 16, greedy and sampled
     python examples/generate.py --layers 2 --width 128 --heads 2 --key-heads 1 --vocabulary 500 --tokens 4
 
 Wants transformers; weights are random, nothing is downloaded, and the "text" is numbers. Without a GPU of ours
@@ -10,6 +10,7 @@ the step is computed by what its operator means, in PyTorch.
 from __future__ import annotations
 
 import argparse
+import copy
 import sys
 from typing import Any
 
@@ -25,7 +26,7 @@ def main() -> None:
     wanted.add_argument("--tokens", type=int, default=64)
     given = wanted.parse_args()
     try:
-        from transformers import LlamaConfig, LlamaForCausalLM, StaticCache  # pyright: ignore[reportMissingImports]
+        from transformers import CompileConfig, LlamaConfig, LlamaForCausalLM  # pyright: ignore[reportMissingImports]
     except ImportError as missing:
         sys.exit(f"this example needs transformers ({missing}): pip install 'tilestream[models]'")
     torch.manual_seed(0)
@@ -33,31 +34,29 @@ def main() -> None:
     config = LlamaConfig(
         num_hidden_layers=given.layers, hidden_size=given.width, intermediate_size=given.width * 8 // 3 // 8 * 8,
         num_attention_heads=given.heads, num_key_value_heads=given.key_heads, head_dim=64, vocab_size=given.vocabulary,
-        tie_word_embeddings=True,
+        tie_word_embeddings=True, bos_token_id=1, eos_token_id=None, pad_token_id=0,
     )  # fmt: skip
-    model = LlamaForCausalLM(config).to(device, torch.bfloat16).eval()
+    model: Any = LlamaForCausalLM(config).bfloat16().eval()
+    model.to(device)
     options: dict[str, Any] = {"decode_step": True} | ({"target": "reference"} if device == "cpu" else {})
-    step = torch.compile(model, backend="tilestream", options=options, dynamic=False)
-    prompt = torch.randint(given.vocabulary, (1, 16), device=device)
-
-    def logits_of(call: Any) -> tuple[torch.Tensor, list[int]]:
-        """Of every token, those that eager chose: a token is another where two are alike."""
-        cache = StaticCache(config=config, max_cache_len=16 + given.tokens)
-        token = model(prompt, past_key_values=cache).logits[:, -1:].argmax(-1)
-        found, chosen = [], []
-        for n in range(given.tokens):
-            found.append(call(token, past_key_values=cache).logits.float())
-            chosen.append(int(token))
-            token = found[-1].argmax(-1) if call is model else torch.tensor([[told[n]]], device=device)
-        return torch.cat(found), chosen[1:] + [int(token)]
-
-    told: list[int] = []
-    with torch.no_grad():
-        want, told = logits_of(model)
-        got, _ = logits_of(step)
-    alike = (got.argmax(-1) == want.argmax(-1)).float().mean()
-    off = (got - want).norm() / want.norm()
-    print(f"{given.tokens} tokens: {100 * off:.2f} % off eager, {alike:.0%} of the tokens alike; {told[:8]} ...")
+    how: dict[str, Any] = {"backend": "tilestream", "mode": None, "options": options}
+    step: Any = CompileConfig(**how)
+    step._compile_all_devices = True  # else generate compiles on GPUs alone
+    prompt = torch.randint(1, given.vocabulary, (1, 16), device=device)
+    exact = copy.deepcopy(model).float()
+    for samples in (False, True):
+        with torch.no_grad():
+            made = model.generate(
+                prompt, max_new_tokens=given.tokens, do_sample=samples, cache_implementation="static",
+                compile_config=step, return_dict_in_generate=True, output_logits=True,
+            )  # fmt: skip
+            want = exact(made.sequences[:, :-1]).logits[0, 15:]
+        got, chosen = torch.cat(made.logits), made.sequences[0, 16:]
+        off = (got - want).norm() / want.norm()
+        best = (chosen == want.argmax(-1)).float().mean()
+        kind = "sampled" if samples else "greedy"
+        told = f"{100 * off:.2f} % off float32 eager's logits, {best:.0%} of the tokens its best"
+        print(f"{kind}, {given.tokens} tokens: {told}; {chosen[:8].tolist()} ...")
 
 
 if __name__ == "__main__":

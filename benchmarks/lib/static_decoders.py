@@ -24,6 +24,10 @@ def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return (x * cos) + (torch.cat((-high, low), dim=-1) * sin)
 
 
+Held = tuple[Tensor, Tensor, Tensor]
+"""A layer's cache: keys and values [1, key heads, positions, features], and how many tokens they hold."""
+
+
 class Layer(nn.Module):
     def __init__(
         self, width: int, hidden: int, heads: int, key_heads: int, features: int, positions: int, norms: bool,
@@ -42,18 +46,19 @@ class Layer(nn.Module):
         self.keys, self.values = nn.Buffer(torch.randn(shape)), nn.Buffer(torch.randn(shape))
         self.length = nn.Buffer(torch.tensor(0))
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor) -> Tensor:
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor, held: Held) -> Tensor:
+        cache_keys, cache_values, length = held
         normed = self.norm(x)
         q = self.query_norm(self.query(normed).view(1, 1, -1, self.features)).transpose(1, 2)
         k = self.key_norm(self.key(normed).view(1, 1, -1, self.features)).transpose(1, 2)
         v = self.value(normed).view(1, 1, -1, self.features).transpose(1, 2)
         q, k = turned(q, cos, sin), turned(k, cos, sin)
-        at = torch.arange(1, device=x.device) + self.length
-        self.length.add_(1)
-        self.keys.index_copy_(2, at, k)
-        self.values.index_copy_(2, at, v)
+        at = torch.arange(1, device=x.device) + length
+        length.add_(1)
+        cache_keys.index_copy_(2, at, k)
+        cache_values.index_copy_(2, at, v)
         times = self.heads // self.key_heads
-        keys, values = (c[:, :, None].expand(1, -1, times, -1, -1).flatten(1, 2) for c in (self.keys, self.values))
+        keys, values = (c[:, :, None].expand(1, -1, times, -1, -1).flatten(1, 2) for c in (cache_keys, cache_values))
         y = nn.functional.scaled_dot_product_attention(q, keys, values, attn_mask=mask)
         x = x + self.output(y.transpose(1, 2).reshape(1, 1, -1))
         normed = self.middle_norm(x)
@@ -61,7 +66,7 @@ class Layer(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Logits [1, 1, vocabulary] of the next token [1, 1]; the caches are buffers, which hold ``length`` tokens."""
+    """Logits [1, 1, vocabulary] of the next token [1, 1]; the caches are buffers, or what is given."""
 
     def __init__(
         self, layers: int = 2, width: int = 64, hidden: int = 96, heads: int = 4, key_heads: int = 2,
@@ -74,15 +79,21 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList(Layer(*each) for _ in range(layers))
         self.head = nn.Linear(width, vocabulary, bias=False)
         self.head.weight = self.embedding.weight
-        self.features, self.positions = features, positions
+        self.features = features
 
-    def forward(self, ids: Tensor) -> Tensor:
+    @property
+    def held(self) -> list[Held]:
+        """The buffers."""
+        return [(layer.keys, layer.values, layer.length) for layer in self.layers]  # pyright: ignore
+
+    def forward(self, ids: Tensor, caches: list[Held] | None = None) -> Tensor:
+        caches = self.held if caches is None else caches
         x = self.embedding(ids)
-        at = torch.arange(1, device=ids.device) + self.layers[0].length  # pyright: ignore[reportOperatorIssue]
+        at = torch.arange(1, device=ids.device) + caches[0][2]
         frequency = 10000.0 ** -(torch.arange(0, self.features, 2, device=ids.device) / self.features)
         angle = torch.cat([at[:, None] * frequency] * 2, -1)[None]
         cos, sin = (f(angle).to(x.dtype).unsqueeze(1) for f in (torch.cos, torch.sin))
-        mask = (torch.arange(self.positions, device=ids.device) <= at)[None, None, None]
-        for layer in self.layers:
-            x = layer(x, cos, sin, mask)
+        mask = (torch.arange(caches[0][0].shape[2], device=ids.device) <= at)[None, None, None]
+        for layer, held in zip(self.layers, caches, strict=True):
+            x = layer(x, cos, sin, mask, held)
         return self.head(self.norm(x))

@@ -3,12 +3,16 @@
     python -m benchmarks.run.decode_step --json FILE                the four models, 512 positions, batch 1
     python -m benchmarks.run.decode_step --only qwen3-0.6b --batch 32 --kernels
     python -m benchmarks.run.decode_step --only smollm-135m --kernels  the kernel alone, checked and timed
+    python -m benchmarks.run.decode_step --generate                 64 tokens by transformers' generate, too
     python -m benchmarks.run.decode_step --predict                  floors and predictions, no GPU
 
 Needs an H100 or H200, but for ``--predict``. bf16, random weights, a token behind 479 in caches of 512. Of the kernel:
 its error against float64, the same bits twice, and as many steps with delays that differ
 from CTA to CTA. Of whole models: CUDA graphs of all arms in turn, medians; ``reduce-overhead``, which captures by
-itself, by events around its calls. Lengths are set back before each call, in every arm.
+itself, by events around its calls. Lengths are set back before each call, in every arm. With ``--generate`` models of
+transformers (needed for it) make 64 tokens behind 16, greedy: microseconds a token, without the prompt's, by the
+host's clock, and over the kernel's; by how much float32 eager preferred another token at most, over its logits' root
+mean square, and bf16 eager's own.
 """
 
 from __future__ import annotations
@@ -48,6 +52,19 @@ ARMS: dict[str, dict[str, Any]] = {
     "tilestream": {"backend": tilestream},
     "tilestream, decode step": {"backend": tilestream, "options": {"decode_step": True}},
 }
+
+TOKENS = 64
+WAYS: dict[str, dict[str, Any] | None] = {
+    "eager": None,
+    "inductor, reduce-overhead": {},
+    "tilestream, decode step": {"backend": "tilestream", "mode": None, "options": {"decode_step": True}},
+    "tilestream, decode step, CUDA graphs": {
+        "backend": "tilestream",
+        "mode": None,
+        "options": {"decode_step": True, "triton.cudagraphs": True},
+    },
+}
+"""Arguments of ``CompileConfig``; None: not compiled."""
 
 
 def operands(s: Shape, seed: int = 0) -> list[Any]:
@@ -112,6 +129,49 @@ def checked(s: Shape, steps: int) -> dict[str, Any]:
     }
 
 
+def generated(s: Shape, kernel_us: float | None, device: str = "cuda", tokens: int = TOKENS) -> list[dict[str, Any]]:
+    """A row an arm: microseconds of a token that ``generate`` makes, and how far its tokens are from the best."""
+    import transformers  # pyright: ignore[reportMissingImports]
+
+    kind = "Qwen3" if s.head_norms else "Llama"
+    config = getattr(transformers, f"{kind}Config")(
+        num_hidden_layers=s.layers, hidden_size=s.width, intermediate_size=s.hidden, num_attention_heads=s.heads,
+        num_key_value_heads=s.key_heads, head_dim=s.features, vocab_size=s.vocabulary, tie_word_embeddings=True,
+        bos_token_id=1, eos_token_id=None, pad_token_id=0,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{kind}ForCausalLM")(config).to(device, torch.bfloat16).eval()
+    exact = copy.deepcopy(model).float()
+    prompt = torch.randint(1, s.vocabulary, (1, 16), device=device)
+    rows = []
+    for arm, given in WAYS.items():
+        torch._dynamo.reset()
+        ways: dict[str, Any] = {"disable_compile": True}
+        if given is not None:
+            ways = {"compile_config": transformers.CompileConfig(**given)}
+            ways["compile_config"]._compile_all_devices = True
+        cache = transformers.StaticCache(config=config, max_cache_len=s.positions)
+
+        def call(n: int, ways: dict[str, Any] = ways, cache: Any = cache) -> tuple[torch.Tensor, float]:
+            cache.reset()
+            start = time.perf_counter()
+            made = model.generate(prompt, max_new_tokens=n, do_sample=False, past_key_values=cache, **ways)
+            told = made.tolist()  # and so the GPU is done
+            return torch.tensor(told, device=device), time.perf_counter() - start
+
+        first_call_s = call(tokens)[1]
+        call(tokens)
+        took = [call(tokens)[1] - call(1)[1] for _ in range(ROUNDS)]
+        us = 1e6 * statistics.median(took) / (tokens - 1)
+        ids = call(tokens)[0]
+        want = exact(ids[:, :-1]).logits[0, 15:]
+        left = want.amax(1) - want.gather(1, ids[0, 16:, None])[:, 0]
+        row = {"arm": arm, "first_call_s": first_call_s, "us_a_token": us}
+        row |= {"over_kernel": us / kernel_us if kernel_us else None}
+        rows.append(row | {"behind_best": float(left.max() / want.square().mean().sqrt())})
+    return rows
+
+
 def model_of(s: Shape) -> Decoder:
     torch.manual_seed(0)
     sizes = {n: v for n, v in asdict(s).items() if n not in ("head_norms", "masked", "warps", "batch", "gpt2")}
@@ -169,6 +229,7 @@ def main() -> None:
     wanted.add_argument("--steps", type=int, default=200, help="with delays")
     wanted.add_argument("--batch", type=int, default=1, help="of sequences; several: the kernel alone")
     wanted.add_argument("--kernels", action="store_true", help="the kernels alone")
+    wanted.add_argument("--generate", action="store_true", help="tokens by transformers, too")
     wanted.add_argument("--predict", action="store_true")
     wanted.add_argument("--json", type=Path)
     given = wanted.parse_args()
@@ -177,12 +238,15 @@ def main() -> None:
         s = replace(MODELS[name], batch=given.batch)
         floor = 1e6 * s.weight_bytes / H200.dram_bytes_per_s
         found[name] = {"floor_us": floor, "predicted_us": predicted_us(s, H200), "hand_overs": s.hand_overs}
+        found[name]["predicted_us with a tenth of the hand-over"] = predicted_us(s, H200.scale("hand_over_s", 0.1))
         if not given.predict:
             with torch.no_grad():
                 found[name]["kernel"] = checked(s, given.steps)
                 print(name, json.dumps(found[name]), flush=True)
                 alone = given.kernels or s.gpt2 or s.batch > 1  # the decoder that is timed is Llama's, of one sequence
                 found[name]["arms"] = [] if alone else timed(s)
+                if given.generate and not (s.gpt2 or s.batch > 1):
+                    found[name]["generate"] = generated(s, found[name]["kernel"]["kernel_us"])
         print(name, json.dumps(found[name]), flush=True)
         if given.json:
             text = {"environment": {} if given.predict else environment(), "cases": found}

@@ -101,7 +101,9 @@ def test_generate(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monkey
     pytest.importorskip("transformers", reason="transformers is not installed (pip install 'tilestream[models]')")
     words = "--layers 2 --width 128 --heads 2 --key-heads 1 --vocabulary 500 --tokens 4"
     run("generate.py", words, monkeypatch)
-    assert re.search(r"4 tokens: [01]\.\d\d % off eager, (75|100)% of the tokens", capsys.readouterr().out)
+    said = capsys.readouterr().out
+    assert re.search(r"greedy, 4 tokens: [01]\.\d\d % off float32 eager's logits, (75|100)% of the tokens", said)
+    assert re.search(r"sampled, 4 tokens: [01]\.\d\d % off", said)
 
 
 def test_generate_without_transformers(monkeypatch: pytest.MonkeyPatch):

@@ -18,7 +18,7 @@ from tilestream.graph.decode import STEP
 from tilestream.kernels.step.shape import Shape
 from tilestream.options import Options
 from tilestream.plan.candidates import Plan
-from tilestream.run import inductor, timing, whole
+from tilestream.run import decode, inductor, timing, whole
 from tilestream.run.backend import tilestream
 from tilestream.run.target import Target
 
@@ -39,9 +39,9 @@ def model(**given: Any) -> Decoder:
     return Decoder(**given).bfloat16().eval()
 
 
-def compiled(module: nn.Module) -> Any:
+def compiled(module: nn.Module, dynamic: bool | None = False) -> Any:
     torch._dynamo.reset()
-    return torch.compile(module, backend=tilestream, options=OPTIONS, dynamic=False)
+    return torch.compile(module, backend=tilestream, options=OPTIONS, dynamic=dynamic)
 
 
 def is_step(graphs: list[Any]) -> bool:
@@ -242,3 +242,130 @@ def test_a_step_that_computes_something_else_is_not_used(factor: float, monkeypa
     wrong = [c.strategy for c in chosen[0].candidates if "wrong result" in c.rejected]
     assert wrong == ([] if factor == 1.0 else [whole.STEP])
     assert int(given[2]) == 5, "the user's own"
+
+
+@torch.no_grad()
+def test_each_size_of_cache_is_a_step(compiled_graphs: list[Any]) -> None:
+    """Dynamo makes the second cache's size symbolic, which no kernel's is; a full one is eager's error."""
+    ours = model()
+    call, exact = compiled(ours, dynamic=None), copy.deepcopy(ours).double()
+    for positions in (24, 16, 2):
+        held = [
+            (torch.randn(1, 2, positions, 64).bfloat16(), torch.randn(1, 2, positions, 64).bfloat16(), torch.tensor(0))
+            for _ in ours.layers
+        ]
+        wide = [(k.double(), v.double(), n.clone()) for k, v, n in held]
+        for token in range(2):
+            ids = torch.tensor([[token]])
+            assert error(call(ids, held), exact(ids, wide)) < 2e-2
+        assert sum(is_step([graph]) for graph in compiled_graphs) == len(compiled_graphs)
+    with pytest.raises(IndexError):
+        call(torch.tensor([[1]]), held)  # pyright: ignore[reportPossiblyUnbound]
+    assert len(compiled_graphs) == 3
+
+
+WAYS = ("compile_config", "forward", "in place")
+
+
+def small(kind: str) -> Any:
+    """A model of transformers with random weights."""
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{kind}Config")(
+        hidden_size=64, intermediate_size=72, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        head_dim=64, vocab_size=96, max_position_embeddings=64, bos_token_id=1, eos_token_id=None, pad_token_id=0,
+    )  # fmt: skip
+    return getattr(transformers, f"{kind}ForCausalLM")(config).bfloat16().eval()
+
+
+def given_to_generate(module: Any, way: str, **given: Any) -> dict[str, Any]:
+    """What makes ``generate`` decode by us, in one of its ways."""
+    from transformers import CompileConfig  # pyright: ignore[reportMissingImports]
+
+    torch._dynamo.reset()
+    ours: dict[str, Any] = {"backend": "tilestream", "options": OPTIONS, **given}
+    if way == "compile_config":
+        config = CompileConfig(mode=None, **ours)
+        config._compile_all_devices = True
+        return {"compile_config": config}
+    if way == "forward":
+        module.forward = torch.compile(module.forward, **ours)
+    else:
+        module.compile(**ours)
+    return {}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("kind", "way"), [("Llama", "compile_config"), *(("Qwen3", way) for way in WAYS)])
+def test_generate(kind: str, way: str, compiled_graphs: list[Any]) -> None:
+    """Greedy and sampling, with a cache that grows and weights that change in between."""
+    ours, eager = small(kind), small(kind)
+    given = given_to_generate(ours, way)
+    prompt = torch.randint(1, 96, (1, 5))
+    for samples, tokens in ((False, 8), (True, 12)):
+        exact = copy.deepcopy(eager).double()
+        made = ours.generate(
+            prompt, max_new_tokens=tokens, do_sample=samples, cache_implementation="static",
+            return_dict_in_generate=True, output_logits=True, **given,
+        )  # fmt: skip
+        assert made.sequences.shape == (1, 5 + tokens)
+        got = torch.cat(made.logits)
+        plain, want = (m(made.sequences[:, :-1]).logits[0, 4:] for m in (eager, exact))
+        assert error(got, want) <= 2 * error(plain, want)
+        if not samples:
+            chosen = want.gather(1, made.sequences[0, 5:, None])[:, 0]
+            assert (want.amax(1) - chosen <= 2 * (got - want).abs().amax(1)).all()
+        for module in (ours, eager):
+            module.model.layers[1].mlp.down_proj.weight.mul_(-3)
+    assert sum(is_step([graph]) for graph in compiled_graphs) == 2
+
+
+@torch.no_grad()
+def test_generate_into_a_cache_that_is_too_small(compiled_graphs: list[Any]) -> None:
+    module = small("Llama")
+    from transformers import StaticCache  # pyright: ignore[reportMissingImports]
+
+    given = given_to_generate(module, "compile_config")
+    for kept in ({"disable_compile": True}, given):
+        with pytest.raises(IndexError, match="out of bounds"):
+            module.generate(
+                torch.ones(1, 5, dtype=torch.int64), max_new_tokens=8, do_sample=False,
+                past_key_values=StaticCache(config=module.config, max_cache_len=8), **kept,
+            )  # fmt: skip
+    assert is_step(compiled_graphs)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("way", "given", "cache", "reason"),
+    [
+        ("forward", {}, "static", "the graph is of several tokens of a sequence"),
+        ("forward", {}, "dynamic", "attention does not read a static cache"),
+        ("compile_config", {"dynamic": True}, "static", "compile without dynamic=True"),
+    ],
+)
+def test_why_generate_has_no_step(
+    way: str, given: dict[str, Any], cache: str, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(decode, "announce", said.append)
+    module, eager = small("Llama"), small("Llama")
+    prompt = torch.tensor([[3, 4, 5]])
+    asked = {"max_new_tokens": 3, "do_sample": False, "cache_implementation": cache}
+    got = module.generate(prompt, **asked, **given_to_generate(module, way, **given))
+    assert any(reason in line for line in said)
+    assert torch.equal(got, eager.generate(prompt, **asked))
+
+
+@torch.no_grad()
+def test_generate_behind_a_padded_prompt(compiled_graphs: list[Any]) -> None:
+    ours, eager = small("Llama"), small("Llama")
+    prompt, kept = torch.tensor([[0, 0, 7, 8, 9]]), torch.tensor([[0, 0, 1, 1, 1]])
+    made = ours.generate(
+        prompt, attention_mask=kept, max_new_tokens=6, do_sample=False, cache_implementation="static",
+        return_dict_in_generate=True, output_logits=True, **given_to_generate(ours, "compile_config"),
+    )  # fmt: skip
+    got, exact = torch.cat(made.logits), copy.deepcopy(eager).double()
+    plain, want = (m(made.sequences[:, 2:-1]).logits[0, 2:] for m in (eager, exact))  # as without what is padded
+    assert error(got, want) <= 2 * error(plain, want)
+    assert is_step(compiled_graphs)

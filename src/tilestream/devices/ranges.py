@@ -62,6 +62,7 @@ RANGES: Mapping[str, Range] = {
     "ramp_s": SECONDS,
     "queue_exposed": Range(1e-6, 1.0),
     "turnaround_s": SECONDS,
+    "hand_over_s": SECONDS,
     "handoff_ops": Range(1e-3, 1e6),
     "registers_per_sm": Range(32_768, 2**30, whole=True),
     "shared_bytes_per_sm": BYTES,

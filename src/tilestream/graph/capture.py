@@ -40,6 +40,9 @@ class NeedsValuesError(CaptureError):
     """What the model does depends on values, and its tensors have none."""
 
 
+Change = Callable[[fx.GraphModule], fx.GraphModule]
+
+
 @dataclass(frozen=True)
 class Captured:
     """Graphs of one model in the order Dynamo made them, and what lies between them.
@@ -65,6 +68,7 @@ def capture(
     training: bool = False,
     partition: Callable[..., tuple[fx.GraphModule, fx.GraphModule]] | None = None,
     masks: bool = True,
+    change: Change | None = None,
 ) -> Captured:
     """Record the functional ATen graphs that ``model(*inputs, **keywords)`` makes.
 
@@ -78,6 +82,8 @@ def capture(
         partition: cuts a joint graph into forward and backward, as AOTAutograd's ``partition_fn``; by default all that
             the backward graph reads is saved.
         masks: whether those of attention are settled, as they are where the option ``attention`` is on.
+        change: what to make of each inference graph, whose writes into arguments it then holds, as it comes from
+            AOTAutograd.
 
     Raises:
         CaptureError: the model fails on these inputs, Dynamo or AOTAutograd refuse it, it holds no tensor operation,
@@ -85,14 +91,14 @@ def capture(
     """
     fakes, arguments, named = faked(model, inputs, keywords or {})
     try:
-        return _record(model, arguments, named, training, fakes, partition=partition, masks=masks)
+        return _record(model, arguments, named, training, fakes, "", partition, masks, change)
     except Exception as failure:
         if not _needs_values(failure):
             raise
         why = f"what it does depends on values{_at(failure)}"
         if is_fake((list(inputs), dict(keywords or {}))):
             raise NeedsValuesError(f"the model could not be captured: {why}", "give it real tensors") from failure
-        return _record(model, inputs, keywords or {}, training, None, why, partition, masks)
+        return _record(model, inputs, keywords or {}, training, None, why, partition, masks, change)
 
 
 @dataclass
@@ -105,6 +111,7 @@ class _Recorder:
     inside: int = 0
     partition: Callable[..., tuple[fx.GraphModule, fx.GraphModule]] | None = None
     masks: bool = True
+    change: Change | None = None
 
     def backend(self, graph: fx.GraphModule, example: list[Any]) -> Callable[..., Any]:
         from torch._dynamo.backends.common import aot_autograd
@@ -120,11 +127,14 @@ class _Recorder:
             bw_compiler=self._keep("backward"),
             inference_compiler=self._keep("inference"),
             partition_fn=self.partition or default_partition,
+            keep_inference_input_mutations=self.change is not None,
         )
         return self._counted(compiler(graph, example))
 
     def _keep(self, kind: Kind) -> Callable[..., Any]:
         def keep(graph: fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
+            if self.change is not None and kind == "inference":
+                graph = self.change(graph)
             rewrite(graph, When.NORMAL_FORM)
             self.graphs.append(graph)
             self.kinds.append(kind)
@@ -152,10 +162,11 @@ def _record(
     ran: str = "",
     partition: Callable[..., tuple[fx.GraphModule, fx.GraphModule]] | None = None,
     masks: bool = True,
+    change: Change | None = None,
 ) -> Captured:
     from tilestream.graph.eager import Watch
 
-    recorder = _Recorder(partition=partition, masks=masks)
+    recorder = _Recorder(partition=partition, masks=masks, change=change)
     watch = Watch(lambda: recorder.inside > 0)
     before = _refusals()
     run = torch.compile(alone(model), backend=recorder.backend)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from tilestream import devices
 from tilestream.devices import Device
 from tilestream.graph.capture import capture
 from tilestream.graph.cut import Cutter
+from tilestream.graph.decode import STEP
 from tilestream.graph.depthwise import DEPTHWISE
 from tilestream.graph.rewrites.settings import Settings
 from tilestream.options import Options
-from tilestream.plan import messages, precision
+from tilestream.plan import decode, messages, precision
 from tilestream.plan.analysis import Analysis
 from tilestream.plan.depthwise import take_expected
 from tilestream.plan.gradient_launches import least_rows
@@ -47,17 +49,38 @@ def analyse(
     options = options or Options()
     device = device or devices.planned_for(options.device)
     cut = training_cut(options, device, sums) if training else None
-    found = capture(model, inputs, keywords, training, cut, options.attention)
+    told: list[str] = []
+    found = None
+    if options.decode_step and not training and (options.measure or options.target == "reference"):
+        change = partial(decode.expected, device=device, told=told.append)
+        found = capture(model, inputs, keywords, masks=options.attention, change=change)
+    if found is None or not any(map(decode.steps_of, (graph.graph for graph in found.graphs))):
+        found = capture(model, inputs, keywords, training, cut, options.attention)
     for graph, kind in zip(found.graphs, found.kinds, strict=True):
         if kind == "inference":
             place_expected(graph, False, options, device)
             take_expected(graph, options, device)
     made = of_graphs(model, found, options, device, training, sums)
-    if any(n.target in (*TARGETS, *messages.TARGETS, DEPTHWISE) for graph in found.graphs for n in graph.graph.nodes):
+    made = replace(made, hints=(*made.hints, *told))
+    targets = {n.target for graph in found.graphs for n in graph.graph.nodes}
+    if STEP in targets:
+        other = analyse(model, inputs, replace(options, decode_step=False), device, keywords=keywords, sums=sums)
+        if options.target != "reference" and _is_faster(other, made):
+            return replace(other, options=options, hints=(*other.hints, _not_taken(made)))
+        made = replace(made, plain_graphs=other.plain_graphs or other.graphs)
+    elif targets & {*TARGETS, *messages.TARGETS, DEPTHWISE}:
         apart = replace(options, interactions=False, convolutions="off")
         plain = analyse(model, inputs, apart, device, keywords=keywords, training=training, sums=False)
         made = replace(made, plain_graphs=plain.graphs)
     return replace(made, float32=precision.alternatives(made, found, model, inputs, keywords or {}))
+
+
+def _is_faster(other: Analysis, stepped: Analysis) -> bool:
+    return not other.empty and not stepped.empty and other.whole.predicted_us < stepped.whole.predicted_us
+
+
+def _not_taken(stepped: Analysis) -> str:
+    return f"with its decode step as one kernel it is predicted to take {stepped.whole.predicted_us:.0f} us"
 
 
 def training_cut(options: Options, device: Device, sums: bool = True) -> Cutter:

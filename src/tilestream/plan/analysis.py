@@ -10,6 +10,7 @@ from tilestream.devices import Device
 from tilestream.graph.eager import EagerOp
 from tilestream.options import Options
 from tilestream.plan.candidates import FALLBACK, Candidate
+from tilestream.plan.decode import steps_of
 from tilestream.plan.parts import Coverage, Excluded, GraphAnalysis, RegionAnalysis, Share
 from tilestream.plan.shown import pipelines_us, total_us
 from tilestream.plan.whole import WholePlan, region_kernels, whole
@@ -69,7 +70,10 @@ class Analysis:
             runner, share = region.runner, Share(len(region.operators), region.flops)
             if runner != "inductor":
                 parts["eager" if runner == "eager" else "dataflow"] += share
-                rest = Share(rest.operators - share.operators, rest.flops - share.flops)
+                rest -= share
+        for step in (step for g in self.graphs for step in steps_of(g.graph)):
+            parts["dataflow"] += step.share
+            rest -= step.share
         return Coverage(parts["dataflow"], rest, parts["eager"])
 
     @property

@@ -29,6 +29,7 @@ from tilestream.graph.costs.work import (
     size,
     work,
 )
+from tilestream.graph.decode import STEP
 from tilestream.graph.depthwise import DEPTHWISE, site_of
 from tilestream.graph.eager import EagerOp
 from tilestream.graph.nodes import name as target_name
@@ -60,7 +61,7 @@ def alone(node: fx.Node) -> bool:
     Products and attention are libraries'; some additions by an index are PyTorch's (``plan.indexed``); a sum over rows
     goes over its operand the other way. A concatenation of many parts is memory that others write into.
     """
-    if node.target in interaction.TARGETS or node.target in messages.TARGETS or node.target is DEPTHWISE:
+    if node.target in (*interaction.TARGETS, *messages.TARGETS, DEPTHWISE, STEP):
         return True
     summed, over_rows = reduced(node)
     own = scatters(node) and not by_atomics(node)

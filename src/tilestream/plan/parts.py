@@ -8,6 +8,8 @@ from typing import Literal
 from torch import fx
 
 from tilestream.graph.capture import Kind
+from tilestream.graph.costs import flops
+from tilestream.graph.nodes import computes, is_ours
 from tilestream.graph.selection import Cut, Exclusion
 from tilestream.ir.pipeline import Pipeline
 from tilestream.plan.candidates import Candidate, Plan
@@ -26,6 +28,15 @@ class Share:
 
     def __add__(self, other: Share) -> Share:
         return Share(self.operators + other.operators, self.flops + other.flops)
+
+    def __sub__(self, other: Share) -> Share:
+        return Share(self.operators - other.operators, self.flops - other.flops)
+
+
+def share_of(graph: fx.Graph) -> Share:
+    """What a graph has in operators that are not ours."""
+    compute = [n for n in graph.nodes if computes(n) and not is_ours(n)]
+    return Share(len(compute), sum(map(flops.of_node, compute)))
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from tilestream.devices import Device
 from tilestream.errors import TilestreamError
 from tilestream.graph.capture import Captured
 from tilestream.graph.costs import flops
-from tilestream.graph.nodes import computes, is_ours, takes_tf32
+from tilestream.graph.nodes import takes_tf32
 from tilestream.graph.provenance import module_path
 from tilestream.graph.region import Region
 from tilestream.graph.selection import Cut
@@ -24,13 +24,14 @@ from tilestream.plan.analysis import Analysis
 from tilestream.plan.candidates import Candidate, Plan, expected_of
 from tilestream.plan.chain_choice import expected
 from tilestream.plan.chooser import decide
+from tilestream.plan.decode import steps_of
 from tilestream.plan.finalists import Shown
 from tilestream.plan.find import LONE, NO_ROWS, Found, find, is_lone
 from tilestream.plan.gradient_launches import GradientLaunch, question
 from tilestream.plan.gradients import STRATEGY as STATIONARY
 from tilestream.plan.hints import hints, kept_lists
 from tilestream.plan.pairs import Pair
-from tilestream.plan.parts import Excluded, GraphAnalysis, RegionAnalysis, Share
+from tilestream.plan.parts import Excluded, GraphAnalysis, RegionAnalysis, share_of
 from tilestream.plan.plan_graph import numbered, of_cut, plan_graph
 from tilestream.plan.tails import all_promising
 from tilestream.plan.turned import Turned, reads_them, turned
@@ -57,8 +58,8 @@ def of_graphs(
     graphs = []
     for graph, kind in zip(captured.graphs, captured.kinds, strict=True):
         found = find(graph, kind, options, device, sums=sums)
-        compute = [n for n in graph.graph.nodes if computes(n) and not is_ours(n)]
-        graphs.append(GraphAnalysis(kind, Share(len(compute), sum(map(flops.of_node, compute))), found))
+        steps = [step.share for step in steps_of(graph.graph)]
+        graphs.append(GraphAnalysis(kind, sum(steps, share_of(graph.graph)), found))
     made = Analysis(
         model=str(getattr(model, "__name__", type(model).__name__)),
         device=device.name,

@@ -13,7 +13,9 @@ from typing import Any, Literal
 from torch import fx
 
 from tilestream.devices import Device
+from tilestream.graph.decode import STEP
 from tilestream.graph.eager import EagerOp
+from tilestream.graph.nodes import name as target_name
 from tilestream.graph.rewrites.epilogues import with_relu
 from tilestream.ir import lengths
 from tilestream.ir.launches import cut_at_dram
@@ -23,6 +25,7 @@ from tilestream.ir.plain import by_rows, plain
 from tilestream.ir.taps import sizes_at
 from tilestream.ir.traffic import traffic
 from tilestream.plan.candidates import Candidate
+from tilestream.plan.decode import PLANNED
 from tilestream.plan.fusion import units
 from tilestream.plan.library import eager_kernel, kernels
 from tilestream.plan.parts import GraphAnalysis, RegionAnalysis, RegionKind
@@ -30,6 +33,7 @@ from tilestream.plan.shown import pipelines_us, predicted_by
 from tilestream.plan.values import Readers, moved
 from tilestream.simulator import run
 from tilestream.simulator.library import Cache, Kernel, as_inductor_runs, launches
+from tilestream.simulator.steps import StepRun
 from tilestream.simulator.workload import SimLaunch, Workload
 
 
@@ -45,6 +49,7 @@ class Launch:
         flops: of products; ``bytes`` between DRAM and the chip, nothing cached from before.
         predicted_by: ``simulator``, or ``closed form of ...`` (``kernels.costs.ClosedForm``).
         what: of a pipeline, what it is; ``modules``: the paths of the modules that it belongs to.
+        step: of a decode step as one kernel, its stages.
     """
 
     kind: Literal["pipeline", "library"]
@@ -62,6 +67,7 @@ class Launch:
     what: RegionKind | Literal[""] = ""
     modules: tuple[str, ...] = ()
     predicted_by: str = "simulator"
+    step: StepRun | None = None
 
     @property
     def ours(self) -> bool:
@@ -84,8 +90,13 @@ class WholePlan:
         return {
             "device": self.device,
             "predicted_us": self.predicted_us,
-            "launches": [{**asdict(launch), "operators": list(launch.operators)} for launch in self.launches],
+            "launches": [_facts(launch) for launch in self.launches],
         }
+
+
+def _facts(launch: Launch) -> dict[str, Any]:
+    made = {**asdict(launch), "operators": list(launch.operators)}
+    return made if launch.step else {name: v for name, v in made.items() if name != "step"}
 
 
 @dataclass(frozen=True)
@@ -150,12 +161,22 @@ def _graph_steps(
     inside = {node for region, _ in chosen.values() for node in region.nodes}
     relus = with_relu([n for n in nodes if n not in inside]) if streamed else {}
     for unit in units(nodes, {**relus, **{name: region.nodes for name, (region, _) in chosen.items()}}):
+        if unit.nodes[0].target is STEP:
+            yield _Step(_decode_step(number, unit.nodes[0], device), None)
+            continue
         if unit.region not in chosen:
             yield from _library(number, kernels(unit.nodes, readers, tf32), device, cache)
             continue
         touched = moved(unit.nodes, readers)
         cache.share(touched.reads, touched.writes)
         yield _Step(_pipeline(*chosen[unit.region], device), None)
+
+
+def _decode_step(number: int, node: fx.Node, device: Device) -> Launch:
+    run = node.meta[PLANNED].on(device)
+    names, lines = (target_name(node),), run.lines.values()
+    made = Launch("library", node.name, number, names, next(iter(lines), ""), run.time_us, bytes=run.bytes, step=run)
+    return replace(made, predicted_by="closed form of decode steps")
 
 
 def _library(number: int, found: Sequence[Kernel], device: Device, cache: Cache) -> Iterator[_Step]:

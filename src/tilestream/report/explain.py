@@ -17,7 +17,7 @@ from tilestream.ir.launches import cut_at_dram
 from tilestream.plan.analysis import Analysis
 from tilestream.plan.candidates import FALLBACK, rejections
 from tilestream.plan.parts import RegionAnalysis
-from tilestream.report import excluded, facts, launches, parts, whole
+from tilestream.report import excluded, facts, launches, parts, steps, whole
 from tilestream.report.glossary import DIVIDED
 from tilestream.report.words import WIDTH, count, microseconds, shortened, size
 
@@ -48,7 +48,7 @@ class Report:
 
     def __rich__(self) -> RenderableType:
         a = self.analysis
-        shown: list[RenderableType] = [whole.render(a), *parts.render(a), *launches.render(a)]
+        shown: list[RenderableType] = [whole.render(a), *parts.render(a), *launches.render(a), *steps.render(a)]
         for region in a.regions:
             shown += _region(region, a)
         if any(r.runner not in ("inductor", "eager") for r in a.regions):

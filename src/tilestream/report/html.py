@@ -18,7 +18,8 @@ from tilestream.ir.pipeline import Pipeline
 from tilestream.plan.analysis import Analysis
 from tilestream.plan.candidates import Candidate
 from tilestream.plan.parts import RegionAnalysis
-from tilestream.report import charts, drawing, excluded, facts, launches, parts, whole
+from tilestream.plan.whole import Launch
+from tilestream.report import charts, drawing, excluded, facts, launches, parts, steps, whole
 from tilestream.report.explain import REGISTERS, Report, sms, strategy, weights
 from tilestream.report.glossary import DIVIDED, WORDS
 from tilestream.report.groups import Group, groups
@@ -26,6 +27,7 @@ from tilestream.report.headline import Times, cards, headline, note, times
 from tilestream.report.simulation import Simulation as Simulated
 from tilestream.report.words import microseconds, percent, shortened, size
 from tilestream.simulator import Simulation
+from tilestream.simulator.steps import StepRun
 
 
 @dataclass
@@ -84,6 +86,8 @@ def _page(report: Report, content: Content) -> dict[str, Any]:
         "times": [_times(device, rows) for device, rows in shown.items() if rows],
         "parts": [dict(zip(_PART, parts.cells(p, a), strict=True)) for p in parts.parts(a)],
         "launches": [] if a.empty else [dict(zip(_LAUNCH, launches.cells(x), strict=True)) for x in a.whole.launches],
+        "steps": [_step(*each) for each in steps.of(a)],
+        "step_headings": steps.HEADINGS,
         "groups": [_group(a, g, i, content) for i, g in enumerate(running)],
         "left": [_left(g) for g in left],
         "kernels": content.kernels,
@@ -122,6 +126,14 @@ def _times(device: str, entries: Times) -> dict[str, Any]:
         "svg": Markup(charts.bars(items, left=112, right=150)),
         "note": note(device, entries),
     }
+
+
+def _step(launch: Launch, run: StepRun) -> dict[str, Any]:
+    """A decode step: microseconds of each stage as bars, the same in numbers."""
+    found = [(stages[0].name, sum(stage.us for stage in stages)) for stages in run.by_name()]
+    items = [charts.Bar(name, us, charts.time_text(us)) for name, us in found]
+    svg = Markup(charts.bars(items, left=132, right=100))
+    return {"title": steps.title(launch, run), "svg": svg, "rows": steps.rows(run)}
 
 
 def _group(a: Analysis, group: Group, index: int, content: Content) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from rich.text import Text
 from tilestream import cuda, devices
 from tilestream.cuda.recording import Recording
 from tilestream.errors import DeviceError, OptionError, TilestreamError
+from tilestream.report import steps
 from tilestream.report.accounts import KINDS, Comparison, compare
 from tilestream.report.explain import as_text
 from tilestream.report.simulation import Run, Simulation
@@ -73,7 +74,9 @@ class Measurements:
     @classmethod
     def of(cls, simulated: Simulation, progress: Callable[[str], None] = lambda _: None) -> Measurements:
         """Record every simulated candidate on the GPU present."""
-        made, problems = [], []
+        made = []
+        stepped = steps.of(simulated.analysis)
+        problems = [f"{launch.name}: not recorded: its kernel leaves no stamps" for launch, _ in stepped]
         for run in simulated.runs:
             if run.strategy == "bulk":
                 problems.append(f"{run.region}, bulk: not recorded: library kernels leave no stamps")

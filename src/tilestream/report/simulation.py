@@ -18,7 +18,7 @@ from tilestream.ir.plain import by_rows
 from tilestream.plan.analysis import Analysis
 from tilestream.plan.candidates import rejections
 from tilestream.plan.predicted import by_strategy
-from tilestream.report import launches, whole
+from tilestream.report import launches, steps, whole
 from tilestream.report.explain import as_text
 from tilestream.report.words import microseconds, size
 from tilestream.simulator import Simulation as Outcome
@@ -95,9 +95,11 @@ class Simulation:
     def __rich__(self) -> RenderableType:
         rows = " and ".join(dict.fromkeys(f"{run.outcome.rows:,}" for run in self.runs))
         title = Text(f"{self.analysis.model} simulated on {self.analysis.device}", style="bold")
+        stepped = steps.render(self.analysis)
         if not self.runs:
-            none = Text("No pipeline to simulate.")
-            return Group(title, none, *map(Text, self.problems()), Text(whole.float32(self.analysis), style="yellow"))
+            none = [Text("No pipeline to simulate.")]
+            shown = [*launches.render(self.analysis), *stepped] if stepped else none
+            return Group(title, *shown, *map(Text, self.problems()), Text(whole.float32(self.analysis), style="yellow"))
         title.append(f", {rows} rows")
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
         for heading in ("", "region", "strategy"):
@@ -124,6 +126,7 @@ class Simulation:
         return Group(
             title,
             *launches.render(self.analysis),
+            *stepped,
             table,
             Text(f"whole model: {times}", style="bold"),
             *(Text(note, style="dim") for note in notes if note),

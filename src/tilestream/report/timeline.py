@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from tilestream.cuda.recording import CONSUMERS, DETAIL, WAIT, Recording, Slice
 from tilestream.kernels.stream.emit import ROLES
 from tilestream.plan.whole import WholePlan
 from tilestream.simulator import Simulation, Span
+from tilestream.simulator.steps import StepRun
 
 PROCESSES = 3
 """Of one title: the simulated run, the recorded one, and what the warps of some SMs did."""
@@ -66,20 +67,27 @@ def _launches(plan: WholePlan) -> list[dict[str, Any]]:
     events = [*_process(0, f"whole model: {plan.predicted_us:.1f} us on {plan.device}"), *_thread(0, 0, "launches")]
     start_us = 0.0
     for launch in plan.launches:
-        events.append(
-            {
-                "ph": "X",
-                "cat": launch.kind,
-                "name": launch.name,
-                "pid": 0,
-                "tid": 0,
-                "ts": round(start_us, 4),
-                "dur": round(launch.predicted_us, 4),
-                "args": {"operators": ", ".join(launch.operators), "source": launch.source},
-            }
-        )
+        args = {"operators": ", ".join(launch.operators), "source": launch.source}
+        events.append(_launch(launch.kind, launch.name, start_us, launch.predicted_us, args))
+        if launch.step is not None:
+            events += _stages(launch.step, start_us)
         start_us += launch.predicted_us
     return events
+
+
+def _stages(run: StepRun, start_us: float) -> Iterator[dict[str, Any]]:
+    """The stages of a decode step, within its launch."""
+    start_us += run.launch_us
+    for stage in run.stages:
+        about = {"bytes": stage.bytes, "came ahead": stage.ahead, "hand-over us": stage.hand_over_us}
+        name = f"{stage.name}, layer {stage.layer}" if stage.layer < run.stages[-1].layer else stage.name
+        yield _launch("stage", name, start_us, stage.us, {**about, "source": run.lines.get(stage.name, "")})
+        start_us += stage.us
+
+
+def _launch(kind: str, name: str, start_us: float, us: float, args: dict[str, Any]) -> dict[str, Any]:
+    at = {"ph": "X", "cat": kind, "name": name, "pid": 0, "tid": 0, "ts": round(start_us, 4), "dur": round(us, 4)}
+    return {**at, "args": args}
 
 
 def _process(pid: int, title: str) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from tilestream.ir.pipeline import Pipeline
 from tilestream.plan.analysis import Analysis
+from tilestream.plan.decode import steps_of
 from tilestream.plan.left_out import of_plan
 from tilestream.plan.parts import Coverage, Share
 from tilestream.plan.shown import closed_forms
@@ -109,6 +110,8 @@ def _regions(a: Analysis) -> str:
         if found:
             some = f"{len(running)} of " if len(running) < len(found) else ""
             said.append(f"{some}{len(found)} {one if len(found) == 1 else more}")
+    if steps := sum(len(steps_of(g.graph)) for g in a.graphs):
+        said.append(count(steps, "decode step"))
     return " and ".join(said)
 
 

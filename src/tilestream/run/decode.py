@@ -4,27 +4,41 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, fx
 
 from tilestream.announce import announce
-from tilestream.graph.decode import STEP, place, site_of
-from tilestream.graph.modules import copied
+from tilestream.graph.decode import STEP
 from tilestream.graph.nodes import Unsupported
 from tilestream.graph.own import on_gpu
 from tilestream.kernels.step.shape import Shape
+from tilestream.plan import decode
 from tilestream.run.target import Target
+
+
+def settle_sizes(graph: fx.GraphModule) -> None:
+    """Fix the symbolic sizes of a Dynamo graph that may be a decode step: of a token a sequence, and a static cache.
+
+    Dynamo makes a size symbolic when it has seen two, as of caches of two calls of ``generate``. A step's kernel is one
+    size's, so each size has a graph.
+    """
+    if not decode.is_of_one_token(graph) or not any("index_copy" in str(n.target) for n in graph.graph.nodes):
+        return
+    for node in graph.graph.find_nodes(op="placeholder"):
+        held = node.meta.get("example_value")
+        for size in held.shape if isinstance(held, Tensor) else [held]:
+            if isinstance(size, torch.SymInt):
+                int(size)
 
 
 def stepped(graph: fx.GraphModule, target: Target) -> tuple[fx.GraphModule, Shape] | None:
     """A copy of an inference graph with its decode step as one operator; None where it is none, which is announced."""
-    made = copied(graph)
     try:
-        site = site_of(made.graph)
-        place(made, site)
+        made, planned = decode.stepped(graph, target.hardware)
     except Unsupported as why:
         announce(f"no decode step is one kernel: {why.reason}")
         return None
-    return made, site.shape
+    return made, planned.shape
 
 
 def _step(*operands: Any) -> Tensor:

@@ -23,6 +23,7 @@ from tilestream.graph.modules import copied
 from tilestream.graph.rewrites.table import When, rewrite
 from tilestream.run import around, epilogues, fallback
 from tilestream.run.collector import young_only
+from tilestream.run.decode import settle_sizes
 from tilestream.run.decompose import relift, simplified
 from tilestream.run.direct import DirectNote, direct, direct_note, is_direct
 from tilestream.run.executable import unwanted_rest
@@ -59,6 +60,8 @@ def compile_graph(graph: fx.GraphModule, inputs: Sequence[Any], compilation: Com
     call_directly()
     settle_parts()
     patches = dict(compilation.patches)
+    if compilation.options.decode_step:
+        settle_sizes(graph)
     untouched = copied(graph)
     joint_passes = bool(patches.get("use_joint_graph_passes", config.use_joint_graph_passes))
     options, identity = compilation.options, compilation.identity

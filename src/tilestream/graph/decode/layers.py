@@ -13,6 +13,7 @@ from torch import fx
 
 from tilestream.graph.nodes import Unsupported, packet, value
 from tilestream.graph.rewrites.shared_keys import given_to, is_attention, mask_given
+from tilestream.graph.sizes import settled
 
 aten = torch.ops.aten
 
@@ -363,9 +364,10 @@ def either(node: Any, is_first: Callable[[fx.Node], bool]) -> tuple[fx.Node, fx.
 
 def shape_of(node: Any) -> list[int]:
     fake = value(node)
-    if fake is None or not all(isinstance(n, int) for n in fake.shape):
+    sizes = [] if fake is None else [settled(n) for n in fake.shape]
+    if fake is None or not all(isinstance(n, int) for n in sizes):
         raise Unsupported("sizes are not known", node if isinstance(node, fx.Node) else None)
-    return list(fake.shape)
+    return sizes  # pyright: ignore[reportReturnType]
 
 
 def count_of(node: fx.Node) -> int:

@@ -1,0 +1,64 @@
+"""A decode step as stages behind hand-overs: against one that counts time in small steps, and at its limits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tilestream.devices import H200, get
+from tilestream.kernels.step.shape import SLOT_BYTES, Shape
+from tilestream.plan.decode import predicted_us
+from tilestream.simulator.steps import simulate_step
+
+SMOLLM = Shape(30, 576, 1536, 9, 3, 64, 512, 49152)
+QWEN3 = Shape(28, 1024, 3072, 16, 8, 128, 512, 151936, head_norms=True)
+LLAMA = Shape(16, 2048, 8192, 32, 8, 64, 512, 128256)
+
+
+def by_small_steps(shape: Shape, rate: float, hand_over_s: float, ring: float) -> float:
+    """Seconds of the stages: memory fills the rings at ``rate``, also while a stage waits, and stages empty them."""
+    sizes = [stage.bytes for stage in simulate_step(shape, H200).stages]
+    step_s, now, ahead = 2e-9, 0.0, 0.0
+    for number, size in enumerate(sizes):
+        ready = now + (hand_over_s if number else 0.0)
+        while now < ready:
+            ahead, now = min(ring, ahead + step_s * rate), now + step_s
+        left = float(size)
+        while left > 1e-6:
+            taken = min(left, ahead)
+            left, ahead = left - taken, ahead - taken
+            if left > 1e-6:
+                ahead, now = ahead + step_s * rate, now + step_s
+    return now
+
+
+@pytest.mark.parametrize("shape", [replace(SMOLLM, layers=3), replace(LLAMA, layers=2)], ids=["waits", "memory"])
+@pytest.mark.parametrize("factor", [1.0, 0.1])
+def test_against_small_steps(shape: Shape, factor: float) -> None:
+    device = H200.scale("hand_over_s", factor)
+    ring = shape.warps * shape.slots * SLOT_BYTES * device.sms
+    run = simulate_step(shape, device)
+    want = 1e6 * by_small_steps(shape, device.dram_bytes_per_s, device.hand_over_s, ring)
+    assert run.time_us - run.launch_us == pytest.approx(want, rel=0.01)
+
+
+@pytest.mark.parametrize("shape", [SMOLLM, QWEN3, LLAMA], ids=["SmolLM", "Qwen3", "Llama"])
+def test_limits(shape: Shape) -> None:
+    run = simulate_step(shape, H200)
+    norms = 2 * (shape.layers * (2 * shape.width + 2 * shape.features * shape.head_norms) + shape.width)
+    caches = 4 * shape.layers * shape.key_heads * shape.positions * shape.features
+    assert abs(run.bytes - caches + norms - shape.weight_bytes) <= norms
+    assert sum(stage.hand_over_us > 0 for stage in run.stages) == shape.hand_overs
+    floor, waits = 1e6 * run.bytes / H200.dram_bytes_per_s, shape.hand_overs * 1e6 * H200.hand_over_s
+    assert max(floor, waits) <= run.time_us <= floor + waits + run.launch_us
+    no_waits = simulate_step(shape, replace(H200, hand_over_s=1e-10))
+    assert no_waits.time_us == pytest.approx(floor + run.launch_us, rel=0.03)
+
+
+def test_devices() -> None:
+    """Hardware queues would shorten hand-overs; fewer SMs have less room for what comes ahead."""
+    us = {name: predicted_us(SMOLLM, get(name)) for name in ("h200", "h200+hand_over_s*0.1", "h200+sms*0.25")}
+    assert us["h200+hand_over_s*0.1"] < 0.25 * us["h200"]
+    assert us["h200+sms*0.25"] > us["h200"]
+    assert predicted_us(LLAMA, get("h200+dram_bytes_per_s*0.5")) > 1.8 * predicted_us(LLAMA, H200)
