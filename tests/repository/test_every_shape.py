@@ -19,6 +19,7 @@ LAUNCHED = {
     "pad.cuh",
     "step.cuh",
     "step_rows.cuh",
+    "token_mixing.cuh",
     "turn.cuh",
     "weight_parts.cuh",
 }

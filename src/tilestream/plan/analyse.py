@@ -12,8 +12,9 @@ from tilestream.graph.capture import capture
 from tilestream.graph.cut import Cutter
 from tilestream.graph.depthwise import DEPTHWISE
 from tilestream.graph.rewrites.settings import Settings
+from tilestream.graph.token_mixing import TOKEN_MIXING
 from tilestream.options import Options
-from tilestream.plan import messages, precision
+from tilestream.plan import messages, precision, token_mixing
 from tilestream.plan.analysis import Analysis
 from tilestream.plan.depthwise import take_expected
 from tilestream.plan.gradient_launches import least_rows
@@ -51,9 +52,11 @@ def analyse(
         if kind == "inference":
             place_expected(graph, False, options, device)
             take_expected(graph, options, device)
+            token_mixing.place_expected(graph, options, device)
     made = of_graphs(model, found, options, device, training, sums)
-    if any(n.target in (*TARGETS, *messages.TARGETS, DEPTHWISE) for graph in found.graphs for n in graph.graph.nodes):
-        apart = replace(options, interactions=False, convolutions="off")
+    ours = (*TARGETS, *messages.TARGETS, DEPTHWISE, TOKEN_MIXING)
+    if any(n.target in ours for graph in found.graphs for n in graph.graph.nodes):
+        apart = replace(options, interactions=False, convolutions="off", token_mixing=False)
         plain = analyse(model, inputs, apart, device, keywords=keywords, training=training, sums=False)
         made = replace(made, plain_graphs=plain.graphs)
     return replace(made, float32=precision.alternatives(made, found, model, inputs, keywords or {}))

@@ -47,6 +47,7 @@ from tilestream.run.place import Calls
 from tilestream.run.stopwatch import timed
 from tilestream.run.target import Target
 from tilestream.run.time_chains import chain_trial
+from tilestream.run.token_mixing import mix_tokens
 from tilestream.run.whole import Whole
 
 log = logging.getLogger(__name__)
@@ -116,6 +117,7 @@ class Compilation:
             if not training:
                 self.beside = stream_interactions(graph, False, self.options, self.target)
                 self.beside += take_depthwise(graph, self.options, self.target)
+                self.beside += mix_tokens(graph, self.options, self.target)
                 self.masked = self._attends() and stream_masked(graph, self.options)
             with timed("regions"):
                 kind: Kind = "backward" if backward else "forward" if training else "inference"
