@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tilestream.cuda import sorted_keys
-from tilestream.kernels.operators import depthwise, few_queries, interaction, pack, pad, token_mixing, turn
+from tilestream.kernels.operators import depthwise, few_queries, interaction, pack, pad, squeeze, token_mixing, turn
 from tilestream.kernels.parts.params import MAP, Field, Struct, at_least_one, pointers
 from tilestream.kernels.segments.kernel import SegmentsKernel
 from tilestream.kernels.segments.reduce import reduction
@@ -27,7 +27,8 @@ OUTER = Struct(
 )
 STRUCTS = [
     OUTER, pack.kernel(3).argument, turn.PARAMS, pad.kernel(2).argument, few_queries.PARAMS, interaction.argument(5),
-    depthwise.PARAMS, token_mixing.PARAMS, sorted_keys.KEYS, SegmentsKernel(reduction("sum", 8, "bf16", True)).argument,
+    depthwise.PARAMS, token_mixing.PARAMS, squeeze.PARAMS, sorted_keys.KEYS,
+    SegmentsKernel(reduction("sum", 8, "bf16", True)).argument,
 ]  # fmt: skip
 
 

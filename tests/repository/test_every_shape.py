@@ -17,6 +17,7 @@ LAUNCHED = {
     "interaction.cuh",
     "pack.cuh",
     "pad.cuh",
+    "squeeze.cuh",
     "step.cuh",
     "step_rows.cuh",
     "token_mixing.cuh",
