@@ -7,7 +7,6 @@ side, so images are copied with their tokens side by side, and their results bac
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import getitem
@@ -15,12 +14,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.fx.node import map_arg
 from torch.nn import functional
 
+from tilestream.graph.lying import elsewhere
 from tilestream.graph.nodes import argument, aten, first_alone, is_view, keeps_features, packet, permutation, value
 from tilestream.graph.own import operator
-from tilestream.graph.rewrites.insert import call, mode_of
+from tilestream.graph.rewrites.insert import call
 from tilestream.graph.settled import settle
 from tilestream.graph.sizes import hint
 from tilestream.ir.dtypes import DTYPES
@@ -223,7 +222,7 @@ def place(owner: fx.GraphModule, found: Sequence[Site]) -> int:
 
 def _place(graph: fx.Graph, site: Site) -> bool:
     node, fake = site.node, site.node.meta["val"]
-    changed = _lying(graph, node, fake.contiguous()) if not fake.is_contiguous() else {}
+    changed = elsewhere(graph, node, fake.contiguous())
     if changed is None:
         return False
     with graph.inserting_before(node):
@@ -251,36 +250,3 @@ def _shows(node: object) -> Any:
     if isinstance(node, fx.Node) and is_view(node):
         return node.target, [_shows(a) if isinstance(a, fx.Node) else a for a in node.args]
     return node
-
-
-def _lying(graph: fx.Graph, made: fx.Node, val: Tensor) -> dict[fx.Node, Any] | None:
-    """The values of ``made``'s readers, and of theirs, that lie otherwise where it lies as ``val``; None where they
-    cannot."""
-    found: dict[fx.Node, Any] = {}
-    behind = False
-    with mode_of([val]) or contextlib.nullcontext():
-        for node in graph.nodes:
-            if behind and any(n is made or n in found for n in node.all_input_nodes):
-                if node.op != "call_function":
-                    return None
-                args: Any = map_arg(
-                    (node.args, node.kwargs), lambda n: val if n is made else found.get(n, n.meta["val"])
-                )
-                try:
-                    now = node.target(*args[0], **args[1])  # pyright: ignore[reportCallIssue]
-                except Exception:  # a view of what lies otherwise
-                    return None
-                if _strides(now) != _strides(node.meta["val"]):
-                    found[node] = now
-            behind = behind or node is made
-    return found
-
-
-def _strides(val: Any) -> Any:
-    return (
-        val.stride()
-        if isinstance(val, Tensor)
-        else [_strides(v) for v in val]
-        if isinstance(val, list | tuple)
-        else val
-    )

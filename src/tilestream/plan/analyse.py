@@ -14,7 +14,7 @@ from tilestream.graph.depthwise import DEPTHWISE
 from tilestream.graph.rewrites.settings import Settings
 from tilestream.graph.token_mixing import TOKEN_MIXING
 from tilestream.options import Options
-from tilestream.plan import messages, precision, token_mixing
+from tilestream.plan import messages, patches, precision, token_mixing
 from tilestream.plan.analysis import Analysis
 from tilestream.plan.depthwise import take_expected
 from tilestream.plan.gradient_launches import least_rows
@@ -51,6 +51,7 @@ def analyse(
     for graph, kind in zip(found.graphs, found.kinds, strict=True):
         if kind == "inference":
             place_expected(graph, False, options, device)
+            patches.place_expected(graph, options, device)
             take_expected(graph, options, device)
             token_mixing.place_expected(graph, options, device)
     made = of_graphs(model, found, options, device, training, sums)

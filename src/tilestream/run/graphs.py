@@ -43,6 +43,7 @@ from tilestream.run.decode import stepped
 from tilestream.run.depthwise import take_depthwise
 from tilestream.run.interaction import stream_interactions
 from tilestream.run.masked_attention import stream_masked
+from tilestream.run.patches import cut_patches
 from tilestream.run.place import Calls
 from tilestream.run.stopwatch import timed
 from tilestream.run.target import Target
@@ -116,6 +117,7 @@ class Compilation:
         try:
             if not training:
                 self.beside = stream_interactions(graph, False, self.options, self.target)
+                self.beside += cut_patches(graph, self.options, self.target)
                 self.beside += take_depthwise(graph, self.options, self.target)
                 self.beside += mix_tokens(graph, self.options, self.target)
                 self.masked = self._attends() and stream_masked(graph, self.options)
