@@ -82,12 +82,9 @@ def site_of(node: fx.Node) -> Site | None:
     except Unsupported:
         return None
     weight, given = value(node.args[1]), [value(n) for n in node.args[:3] if n is not None]
-    known = [x.shape[1], *(weight.shape if weight is not None else [None])]
-    if (
-        weight is None
-        or not all(isinstance(n, int) for n in known)
-        or any(t is None or t.dtype != x.dtype for t in given)
-    ):
+    if weight is None or any(t is None or t.dtype != x.dtype for t in given):
+        return None
+    if not all(isinstance(n, int) for n in (x.shape[1], *weight.shape)):
         return None
     touch = window.stride == window.kernel and window.padding == (0, 0) and window.dilation == (1, 1)
     if not touch or window.kernel == (1, 1) or window.height % window.kernel[0] or window.width % window.kernel[1]:
