@@ -9,7 +9,17 @@ from pathlib import Path
 import pytest
 
 from tilestream.cuda import sorted_keys
-from tilestream.kernels.operators import depthwise, few_queries, interaction, pack, pad, short_attention, turn
+from tilestream.kernels.operators import (
+    depthwise,
+    few_queries,
+    interaction,
+    pack,
+    pad,
+    short_attention,
+    squeeze,
+    token_mixing,
+    turn,
+)
 from tilestream.kernels.parts.params import MAP, Field, Struct, at_least_one, pointers
 from tilestream.kernels.segments.kernel import SegmentsKernel
 from tilestream.kernels.segments.reduce import reduction
@@ -27,7 +37,7 @@ OUTER = Struct(
 )
 STRUCTS = [
     OUTER, pack.kernel(3).argument, turn.PARAMS, pad.kernel(2).argument, few_queries.PARAMS, interaction.argument(5),
-    depthwise.PARAMS, short_attention.PARAMS, sorted_keys.KEYS,
+    depthwise.PARAMS, short_attention.PARAMS, token_mixing.PARAMS, squeeze.PARAMS, sorted_keys.KEYS,
     SegmentsKernel(reduction("sum", 8, "bf16", True)).argument,
 ]  # fmt: skip
 

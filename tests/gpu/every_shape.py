@@ -17,6 +17,7 @@ from attention_cases import case as attended
 from backward_chains import data as chained
 from decode_steps import made_up as step_of
 from depthwise_blocks import given as convolution
+from gates import given as gate_operands
 from gathers import message, with_index
 from given_bounds import lookup
 from gpu_pipelines import NAMED
@@ -24,6 +25,7 @@ from heads import HEAD, head
 from interactions import F16, Case
 from masked_cases import CASES as MASKS
 from masked_cases import Case as Masked
+from mixer_blocks import given as mixer_operands
 from modules import linear
 from oracle_runs import guarded, to_gpu
 from ragged_programs import Case as Ragged
@@ -48,8 +50,10 @@ from test_gpu_gathers import tensors as gathered
 from test_gpu_shared_layer import CASES as LAYERS
 from test_gpu_shared_pixels import CASES as PIXELS
 from test_gpu_shared_tile import TAILS
+from test_gpu_squeeze import CASES as SQUEEZED
 from test_gpu_stationary import CASES as SUMS
 from test_gpu_tiled_block import GATED, by_columns
+from test_gpu_token_mixing import CASES as MIXED
 from torch import Tensor, nn
 
 from benchmarks.lib.edge_layers import edge_conv
@@ -65,6 +69,8 @@ from tilestream.cuda.compile import Source
 from tilestream.cuda.depthwise import convolved
 from tilestream.cuda.interaction import backward, forward
 from tilestream.cuda.pad import padded
+from tilestream.cuda.squeeze import gated
+from tilestream.cuda.token_mixing import mixed
 from tilestream.devices import get
 from tilestream.graph.capture import capture
 from tilestream.graph.selection import partition
@@ -333,6 +339,18 @@ def decode_steps() -> None:
         decoded(step_of(shape, place, device="cuda"))
 
 
+def squeezed() -> None:
+    """Fewer channels than lanes and more."""
+    for case in SQUEEZED[1:]:
+        gated(*gate_operands(case, "cuda"))
+
+
+def mixed_tokens() -> None:
+    """Clusters of images' CTAs and CTAs alone, rows of weights that start on 16 bytes and on fewer."""
+    for case in MIXED[:5]:
+        mixed(*mixer_operands(*case, "cuda"))
+
+
 EXCHANGES = [Exchange(kind, 4, 4096 if kind in GATHER_KINDS else 2 * BLOCK_BYTES) for kind in Kind]
 
 
@@ -362,6 +380,7 @@ OTHERS: dict[str, Callable[[], None]] = {
     "turned weights": turned_weights, "attention": attention, "pads": pads, "attention over masks": masked,
     "sorted lists": sorted_lists, "experts": experts, "parts of weights": parts_of_weights,
     "depthwise convolutions": depthwise, "decode steps": decode_steps, "attention over few keys": short,
+    "token mixing": mixed_tokens, "gates": squeezed,
 }  # fmt: skip
 SORTS = BesideSource("sorted keys", sorted_keys.text(), sorted_keys.SHARED_BYTES)
 BESIDE: dict[str, Callable[[], Sequence[Source]]] = {

@@ -18,8 +18,10 @@ LAUNCHED = {
     "pack.cuh",
     "pad.cuh",
     "short_attention.cuh",
+    "squeeze.cuh",
     "step.cuh",
     "step_rows.cuh",
+    "token_mixing.cuh",
     "turn.cuh",
     "weight_parts.cuh",
 }

@@ -18,10 +18,12 @@ from tilestream.graph.depthwise import DEPTHWISE, TAKEN, Site, site_of
 from tilestream.graph.nodes import aten, packet
 from tilestream.graph.rewrites.pixels import to_pixels
 from tilestream.graph.rewrites.table import rewrite
+from tilestream.graph.squeeze import SQUEEZE
 from tilestream.options import Options
 from tilestream.plan.analyse import analyse
 from tilestream.plan.candidates import FALLBACK, Candidate
 from tilestream.plan.depthwise import Kind, kind_of, library, ours, take
+from tilestream.plan.squeeze import kinds_of
 from tilestream.run import depthwise as run
 from tilestream.run.backend import tilestream
 from tilestream.run.target import resolve
@@ -85,6 +87,85 @@ def test_what_is_taken_in(act: type[nn.Module], activation: str) -> None:
     assert not any(TAKEN in n.meta for n in graph.graph.nodes)
 
 
+def gates_of(model: nn.Module, squeezed: bool = True) -> list[fx.Node]:
+    """The gates that become our operator, where every convolution does."""
+    graph = graph_of(model, pictures(16))
+    for site in sites(graph):
+        take(site, get("h200"), squeezed)
+    assert rewrite(graph, to_pixels)
+    assert (aten.sum in [packet(n) for n in graph.graph.nodes]) != squeezed
+    return graph.graph.find_nodes(op="call_function", target=SQUEEZE)
+
+
+def test_squeeze_and_excite_becomes_one_operator() -> None:
+    (made,) = gates_of(ready(Inverted()))
+    assert made.args[1] == 1 / 144 and made.args[6:] == ("relu", "sigmoid")
+    assert not gates_of(ready(Inverted()), squeezed=False)
+    (kind,) = kinds_of(sites(graph_of(ready(Inverted()), pictures(16)))[0], get("h200"))
+    assert (kind.shape.channels, kind.shape.hidden, kind.pictures) == (32, 8, 2)
+
+
+class Gated(nn.Module):
+    """A depthwise convolution, and a gate of its mean by what is given."""
+
+    def __init__(self, down: nn.Module, up: nn.Module, gate: Callable[[Tensor], Tensor], act: nn.Module) -> None:
+        super().__init__()
+        self.conv, self.down, self.up = nn.Conv2d(16, 16, 3, padding=1, groups=16), down, up
+        self.gate, self.act = gate, act
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.conv(x)
+        return y * self.gate(self.up(self.act(self.down(y.mean((2, 3), keepdim=True)))))
+
+
+GATES: dict[str, tuple[bool, Callable[[], nn.Module]]] = {
+    "as MobileNet has them": (
+        True, lambda: Gated(nn.Conv2d(16, 8, 1), nn.Conv2d(8, 16, 1), nn.functional.hardsigmoid, nn.ReLU())),
+    "without biases": (
+        True, lambda: Gated(nn.Conv2d(16, 8, 1, bias=False), nn.Conv2d(8, 16, 1, bias=False), torch.sigmoid, nn.SiLU())
+    ),
+    "another gate": (False, lambda: Gated(nn.Conv2d(16, 8, 1), nn.Conv2d(8, 16, 1), torch.tanh, nn.ReLU())),
+    "another activation": (False, lambda: Gated(nn.Conv2d(16, 8, 1), nn.Conv2d(8, 16, 1), torch.sigmoid, nn.ELU())),
+    "groups": (False, lambda: Gated(nn.Conv2d(16, 8, 1, groups=2), nn.Conv2d(8, 16, 1), torch.sigmoid, nn.ReLU())),
+    "3 x 3": (False, lambda: Gated(nn.Conv2d(16, 8, 3, padding=1), nn.Conv2d(8, 16, 1), torch.sigmoid, nn.ReLU())),
+    "one gate for all": (False, lambda: Gated(nn.Conv2d(16, 8, 1), nn.Conv2d(8, 1, 1), torch.sigmoid, nn.ReLU())),
+    "an odd hidden layer": (False, lambda: Gated(nn.Conv2d(16, 7, 1), nn.Conv2d(7, 16, 1), torch.sigmoid, nn.ReLU())),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", GATES)
+def test_gates_that_are_taken_and_left(name: str) -> None:
+    taken, make = GATES[name]
+    graph = graph_of(ready(make()), pictures(16))
+    (site,) = sites(graph)
+    assert len(kinds_of(site, get("h200"))) == taken
+    take(site, get("h200"), squeezed=True)
+    rewrite(graph, to_pixels)
+    assert len(graph.graph.find_nodes(op="call_function", target=SQUEEZE)) == taken
+
+
+def test_gates_that_are_compiled() -> None:
+    for name in ("as MobileNet has them", "without biases", "one gate for all"):
+        model, x = ready(GATES[name][1]()), pictures(16)
+        compiled = torch.compile(model, backend=tilestream, options={"target": "reference"})
+        with torch.no_grad():
+            exact, eager, got = copy.deepcopy(model).double()(x.double()), model(x), compiled(x)
+        assert (got - exact).norm() <= 1.5 * (eager - exact).norm()
+
+
+def test_both_ways_to_a_gate_are_called() -> None:
+    target = resolve(Options(target="reference"), [pictures(16)])
+    assert target is not None
+    (kind,) = kinds_of(sites(graph_of(ready(Inverted()), pictures(16)))[0], get("h200"))
+    trial = run.gate_trial(kind, target)
+    values = trial.make()
+    assert trial.plain is not None
+    (made,) = trial.call(Candidate("ours", None, None, operator="ours"), values)()
+    torch.testing.assert_close(made, trial.plain(*values)[0])
+    (plain,) = trial.call(Candidate(FALLBACK, None, None), values)()
+    assert plain.shape == made.shape == (2, 32)
+
+
 def test_a_norm_with_other_readers_stays() -> None:
     class Both(nn.Module):
         def __init__(self) -> None:
@@ -140,8 +221,8 @@ def test_the_option_leaves_them_alone() -> None:
     assert target is not None
     graph = graph_of(model, x)
     assert not run.take_depthwise(graph, Options(target="reference", convolutions="off"), target)
-    (made,) = run.take_depthwise(graph, Options(target="reference"), target)
-    assert made.wins and sum(TAKEN in n.meta for n in graph.graph.nodes) == 1
+    made = run.take_depthwise(graph, Options(target="reference"), target)
+    assert len(made) == 2 and all(plan.wins for plan in made) and sum(TAKEN in n.meta for n in graph.graph.nodes) == 1
 
 
 def test_both_ways_are_called_on_values_like_the_operands() -> None:

@@ -21,7 +21,7 @@ from tilestream.ir.dtypes import DTYPES
 from tilestream.kernels.operators.depthwise import ACTIVATIONS, MOST_CHANNELS, MOST_KERNEL, Depthwise
 
 TAKEN = "tilestream.depthwise"
-"""In the meta of convolutions that were chosen: their ``Site`` and ``Tile``."""
+"""In the meta of convolutions that were chosen: their ``Site`` and ``Tile``, and whether gates behind them are ours."""
 _APPLIED = {
     "none": lambda x: x, "relu": torch.relu, "silu": torch.nn.functional.silu, "gelu": torch.nn.functional.gelu,
     "hardswish": torch.nn.functional.hardswish, "relu6": torch.nn.functional.relu6,

@@ -14,8 +14,9 @@ from tilestream.graph.cut import Cutter
 from tilestream.graph.decode import STEP
 from tilestream.graph.depthwise import DEPTHWISE
 from tilestream.graph.rewrites.settings import Settings
+from tilestream.graph.token_mixing import TOKEN_MIXING
 from tilestream.options import Options
-from tilestream.plan import decode, messages, precision
+from tilestream.plan import decode, messages, patches, precision, token_mixing
 from tilestream.plan.analysis import Analysis
 from tilestream.plan.depthwise import take_expected
 from tilestream.plan.gradient_launches import least_rows
@@ -59,7 +60,9 @@ def analyse(
     for graph, kind in zip(found.graphs, found.kinds, strict=True):
         if kind == "inference":
             place_expected(graph, False, options, device)
+            patches.place_expected(graph, options, device)
             take_expected(graph, options, device)
+            token_mixing.place_expected(graph, options, device)
     made = of_graphs(model, found, options, device, training, sums)
     made = replace(made, hints=(*made.hints, *told))
     targets = {n.target for graph in found.graphs for n in graph.graph.nodes}
@@ -68,8 +71,8 @@ def analyse(
         if options.target != "reference" and _is_faster(other, made):
             return replace(other, options=options, hints=(*other.hints, _not_taken(made)))
         made = replace(made, plain_graphs=other.plain_graphs or other.graphs)
-    elif targets & {*TARGETS, *messages.TARGETS, DEPTHWISE}:
-        apart = replace(options, interactions=False, convolutions="off")
+    elif targets & {*TARGETS, *messages.TARGETS, DEPTHWISE, TOKEN_MIXING}:
+        apart = replace(options, interactions=False, convolutions="off", token_mixing=False)
         plain = analyse(model, inputs, apart, device, keywords=keywords, training=training, sums=False)
         made = replace(made, plain_graphs=plain.graphs)
     return replace(made, float32=precision.alternatives(made, found, model, inputs, keywords or {}))

@@ -15,6 +15,7 @@ from tilestream.graph.sizes import hint
 from tilestream.kernels.costs import Amount, Counts
 from tilestream.kernels.operators.depthwise import Depthwise, Tile, cycles, tile_of
 from tilestream.options import Options
+from tilestream.plan import squeeze
 from tilestream.plan.chooser import Question, alternative, decide, kept
 from tilestream.plan.values import Moved
 from tilestream.simulator.library import Stream
@@ -92,18 +93,23 @@ def sites(graph: fx.Graph, options: Options) -> list[Site]:
     return [site for node in graph.nodes if (site := site_of(node)) is not None]
 
 
-def take(site: Site, device: Device) -> None:
-    """Have the graph's rewrite put our operator in the place of a site."""
-    site.node.meta[TAKEN] = site, tile_on(kind_of(site), device)
+def take(site: Site, device: Device, squeezed: bool = False) -> None:
+    """Have the graph's rewrite put our operator in the place of a site; ``squeezed``: of gates behind it as well."""
+    site.node.meta[TAKEN] = site, tile_on(kind_of(site), device), squeezed
 
 
 def take_expected(owner: fx.GraphModule, options: Options, device: Device) -> None:
     """``take`` the sites that a compilation would: by the times that are kept, else those predicted to be faster."""
-    for site in sites(owner.graph, options):
-        asked = question(kind_of(site), device, options.target == "reference")
+    forced = options.target == "reference"
+
+    def wins(asked: Question) -> bool:
         timed = kept(asked, options, measured=True) if options.measure and options.strategy == "auto" else None
-        if (timed or decide(asked)).wins:
-            take(site, device)
+        return (timed or decide(asked)).wins
+
+    for site in sites(owner.graph, options):
+        if wins(question(kind_of(site), device, forced)):
+            gates = [wins(squeeze.question(kind, device, forced)) for kind in squeeze.kinds_of(site, device)]
+            take(site, device, bool(gates) and all(gates))
 
 
 def work_of(node: fx.Node) -> Stream:

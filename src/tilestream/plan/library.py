@@ -37,7 +37,9 @@ from tilestream.graph.nodes import packet, value
 from tilestream.graph.provenance import source
 from tilestream.graph.rewrites.epilogues import is_linear, missing_columns
 from tilestream.graph.sizes import hint
-from tilestream.plan import concatenations, depthwise, interaction, messages
+from tilestream.graph.squeeze import SQUEEZE
+from tilestream.graph.token_mixing import TOKEN_MIXING
+from tilestream.plan import concatenations, depthwise, interaction, messages, squeeze, token_mixing
 from tilestream.plan.concatenations import is_cat
 from tilestream.plan.indexed import accesses, by_atomics, is_table_gradient, scatters
 from tilestream.plan.values import Moved, Readers, moved, producer, reads
@@ -61,7 +63,7 @@ def alone(node: fx.Node) -> bool:
     Products and attention are libraries'; some additions by an index are PyTorch's (``plan.indexed``); a sum over rows
     goes over its operand the other way. A concatenation of many parts is memory that others write into.
     """
-    if node.target in (*interaction.TARGETS, *messages.TARGETS, DEPTHWISE, STEP):
+    if node.target in (*interaction.TARGETS, *messages.TARGETS, DEPTHWISE, TOKEN_MIXING, SQUEEZE, STEP):
         return True
     summed, over_rows = reduced(node)
     own = scatters(node) and not by_atomics(node)
@@ -97,6 +99,9 @@ def kernels(nodes: Sequence[fx.Node], readers: Readers, tf32: bool) -> tuple[Ker
     if first.target is DEPTHWISE:
         return (_kernel((first,), depthwise.work_of(first), depthwise.moved_by(first)),)
     touched = moved(nodes, readers)
+    if first.target in (TOKEN_MIXING, SQUEEZE):
+        work_of = token_mixing.work_of if first.target is TOKEN_MIXING else squeeze.work_of
+        return (_kernel((first,), work_of(first), touched),)
     if (site := site_of(first)) is not None:
         return (_kernel((first,), depthwise.library_work(site), touched),)
     if first.target in messages.TARGETS:

@@ -43,10 +43,12 @@ from tilestream.run.decode import stepped
 from tilestream.run.depthwise import take_depthwise
 from tilestream.run.interaction import stream_interactions
 from tilestream.run.masked_attention import stream_masked
+from tilestream.run.patches import cut_patches
 from tilestream.run.place import Calls
 from tilestream.run.stopwatch import timed
 from tilestream.run.target import Target
 from tilestream.run.time_chains import chain_trial
+from tilestream.run.token_mixing import mix_tokens
 from tilestream.run.whole import Whole
 
 log = logging.getLogger(__name__)
@@ -115,7 +117,9 @@ class Compilation:
         try:
             if not training:
                 self.beside = stream_interactions(graph, False, self.options, self.target)
+                self.beside += cut_patches(graph, self.options, self.target)
                 self.beside += take_depthwise(graph, self.options, self.target)
+                self.beside += mix_tokens(graph, self.options, self.target)
                 self.masked = self._attends() and stream_masked(graph, self.options)
             with timed("regions"):
                 kind: Kind = "backward" if backward else "forward" if training else "inference"

@@ -36,7 +36,7 @@ def on_lanes(make: Callable[[Address], LaneCall], ctas: int = 0, options: HostRu
         result.fill_(float("nan") if result.is_floating_point() else -1)
     arena.parts = [(at, bytes_of(torch.empty(0, dtype=torch.uint8).set_(memory))) for at, memory in held.values()]
     kernel, source = made.kernel, made.kernel.source
-    run = runner(kernel, source, (ctas or made.ctas, 1), options or HostRun())
+    run = runner(kernel, source, (ctas or made.ctas, kernel.frame.cluster), options or HostRun())
     call = Call({}, {}, 0, Part(0, made.ctas, made.ctas), encoded, values=made.values)
     raw = run_call(kernel, source, call, arena, run)
     return [left_at(raw, address(result) - OF_FILE, result) for result in made.results]

@@ -1,0 +1,36 @@
+"""Gates of squeeze and excite, launched (``kernels/operators/squeeze``)."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from tilestream.cuda.beside import Address, LaneCall, launch, readable
+from tilestream.ir.dtypes import DTYPES
+from tilestream.kernels.operators.squeeze import Squeeze, kernel
+
+
+def gated(sums: Tensor, *given: object) -> Tensor:
+    """``graph.squeeze.squeeze`` by its kernel."""
+    return launch(call(sums, *given), sums.device)[0]  # pyright: ignore[reportArgumentType]
+
+
+def call(
+    sums: Tensor,
+    share: float,
+    w1: Tensor,
+    b1: Tensor | None,
+    w2: Tensor,
+    b2: Tensor | None,
+    activation: str,
+    gate: str,
+    address: Address = Tensor.data_ptr,
+) -> LaneCall:
+    """The launch of ``gated``."""
+    pictures, parts, channels = sums.shape
+    shape = Squeeze(channels, w1.shape[0], DTYPES[w1.dtype], activation, gate)
+    out = w1.new_empty(pictures, channels)
+    read = {"sums": sums.contiguous(), "w1": w1.contiguous(), "b1": b1, "w2": w2.contiguous(), "b2": b2}
+    held = {name: None if t is None else readable(t.view(-1)) for name, t in read.items()}
+    values = {name: 0 if t is None else address(t) for name, t in held.items()}
+    values |= {"out": address(out), "parts": parts, "share": share}
+    return LaneCall(kernel(shape), pictures, values, [out], list(held.values()))

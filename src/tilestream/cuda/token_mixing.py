@@ -1,0 +1,55 @@
+"""Token mixing, launched (``kernels/operators/token_mixing``)."""
+
+from __future__ import annotations
+
+from math import ceil
+from typing import Any
+
+from torch import Tensor
+
+from tilestream.cuda.beside import Address, LaneCall, launch, readable
+from tilestream.ir.dtypes import DTYPES
+from tilestream.kernels.operators.token_mixing import CHUNK, Mixing, kernel
+from tilestream.kernels.parts.tensor_maps import Encode, HeadsMap, MatrixMap
+
+
+def mixed(x: Tensor, *given: Any) -> Tensor:
+    """``graph.token_mixing.token_mixing`` by its kernel."""
+    return launch(call(x, *given), x.device)[0]
+
+
+def call(
+    x: Tensor,
+    gamma: Tensor | None,
+    beta: Tensor | None,
+    eps: float,
+    w1: Tensor,
+    b1: Tensor | None,
+    w2: Tensor,
+    b2: Tensor | None,
+    activation: str,
+    normed: bool,
+    residual: Tensor | None,
+    address: Address = Tensor.data_ptr,
+    encode: Encode | None = None,
+) -> LaneCall:
+    """The launch of ``mixed``."""
+    if encode is None:
+        from tilestream.cuda.driver import encoded as encode
+
+    images, tokens, channels = x.shape
+    dtype, hidden = DTYPES[x.dtype], w1.shape[0]
+    mixing = Mixing(tokens, hidden, channels, dtype, normed, residual is not None, activation)
+    out = x.new_empty(images, tokens, channels)
+    held = {"x": readable(x), "residual": readable(x if residual is None else residual), "out": out, "w2": readable(w2)}
+    values: dict[str, Any] = {"eps": eps}
+    for name in ("x", "residual", "out"):
+        t = held[name]
+        apart = (t.stride(1) * 2, t.stride(0) * 2, t.stride(0) * 2)
+        values[name] = encode(HeadsMap(dtype, address(t), (channels, tokens, 1, images), apart, mixing.depth))
+    rows = 8 * ceil(tokens / 8)
+    values["w2"] = encode(MatrixMap(dtype, address(held["w2"]), hidden, tokens, held["w2"].stride(0) * 2, rows, CHUNK))
+    vectors = {"w1": w1.contiguous().view(-1), "b1": b1, "b2": b2, "gamma": gamma, "beta": beta}
+    whole = {name: None if t is None else readable(t) for name, t in vectors.items()}
+    values |= {name: 0 if t is None else address(t) for name, t in whole.items()}
+    return LaneCall(kernel(mixing), images * mixing.parts, values, [out], [*held.values(), *whole.values()])

@@ -1,0 +1,90 @@
+"""Layers over the tokens of images as kernels of ours: which are, by measurement where there is a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.nn import functional
+
+from tilestream.announce import announced
+from tilestream.graph.own import on_gpu
+from tilestream.graph.token_mixing import TOKEN_MIXING, place, sites, token_mixing
+from tilestream.ir.dtypes import TORCH_DTYPES
+from tilestream.options import Options
+from tilestream.plan.candidates import FALLBACK, Candidate, Plan
+from tilestream.plan.token_mixing import Kind, kind_of, question
+from tilestream.run import prepare
+from tilestream.run.target import Target
+from tilestream.run.timer import Trial
+
+EPS = 1e-6
+
+
+def mix_tokens(owner: fx.GraphModule, options: Options, target: Target) -> list[Plan]:
+    """Put our operator in the place of an inference graph's layers over tokens that win by it; the choices for these.
+
+    An exception of ours costs the layers, and is announced.
+
+    Raises:
+        TilestreamError: with ``fallback=False``.
+    """
+    taken: list[Plan] = []
+    for site in sites(owner.graph) if options.token_mixing else ():
+        with announced("layers over tokens go to Inductor", options.fallback):
+            made = choice(kind_of(site), options, target)
+            if made.wins and place(owner, [site]):
+                taken.append(made)
+    return taken
+
+
+def choice(kind: Kind, options: Options, target: Target) -> Plan:
+    """Ours or the library's: timed once, predicted where nothing is timed."""
+    asked = question(kind, target.hardware, target.kind == "reference")
+    return prepare.chosen(asked, lambda: mixing_trial(kind, target), options, target)
+
+
+def mixing_trial(kind: Kind, target: Target) -> Trial:
+    """Our kernel, and less than a library and Inductor must do: the norm, and both products of what lies turned
+    already. Held to PyTorch's operators."""
+    m = kind.mixing
+
+    def make() -> list[Any]:
+        generator = torch.Generator(target.device).manual_seed(0)
+
+        def normal(*shape: int) -> Tensor:
+            made = torch.randn(shape, device=target.device, generator=generator, dtype=TORCH_DTYPES[m.dtype])
+            return made / shape[1] ** 0.5 if len(shape) == 2 else made
+
+        vectors = [normal(m.channels) if m.normed else None for _ in range(2)]
+        layers = [normal(m.hidden, m.tokens), normal(m.hidden), normal(m.tokens, m.hidden), normal(m.tokens)]
+        images = [normal(kind.images, m.tokens, m.channels) for _ in range(1 + m.residual)]
+        return [images[0], *vectors, *layers, images[1] if m.residual else None]
+
+    def by(operator: Callable[..., Tensor], values: Sequence[Any]) -> Tensor:
+        x, gamma, beta, *layers, residual = values
+        return operator(x, gamma, beta, EPS, *layers, m.activation, m.normed, residual)
+
+    def call(candidate: Candidate, values: Sequence[Any]) -> Callable[[], Sequence[Tensor]]:
+        if candidate.strategy != FALLBACK:
+            return lambda: [by(TOKEN_MIXING, values)]
+        x, gamma, beta, w1, _, w2, *_ = values
+
+        def library() -> list[Tensor]:
+            rows = functional.layer_norm(x, x.shape[2:], gamma, beta, EPS) if m.normed else x
+            return [rows.view(-1, m.tokens) @ w1.t() @ w2.t()]
+
+        return library
+
+    return Trial("token mixing", make, call, lambda *values: [by(token_mixing, values)])
+
+
+def _cuda(*given: Any) -> Tensor:
+    from tilestream.cuda.token_mixing import mixed
+
+    return mixed(*given)
+
+
+on_gpu(TOKEN_MIXING, _cuda)
