@@ -15,7 +15,8 @@ from torch import Tensor
 
 from tilestream.cuda import sorted_keys
 from tilestream.cuda.host.build import Mutation
-from tilestream.graph.rewrites.operators import busy_words
+from tilestream.graph.rewrites import operators
+from tilestream.graph.rewrites.operators import DROPPED, busy_words
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
 
@@ -34,10 +35,10 @@ def on_host(tmp_path_factory: pytest.TempPathFactory) -> OnHost:
     return OnHost(tmp_path_factory.mktemp("sorted_keys"))
 
 
-def segments(index: Tensor, nodes: int) -> tuple[Tensor, Tensor, Tensor]:
+def segments(index: Tensor, nodes: int, **how: bool) -> tuple[Tensor, Tensor, Tensor]:
     """As ``device_ops`` has it on a GPU."""
     busy = torch.empty(busy_words(len(index)), dtype=torch.int32)
-    return *sorted_keys.segments(index, nodes, busy), busy
+    return *sorted_keys.segments(index, nodes, busy, **how), busy
 
 
 def listed(busy: Tensor) -> dict[int, int]:
@@ -79,6 +80,23 @@ CASES = [
 def test_sorted(edges: int, nodes: int, few: bool, on_host: OnHost, monkeypatch: pytest.MonkeyPatch) -> None:
     on_host.use(monkeypatch, few)
     check(mesh(edges, nodes, edges // 3), nodes)
+
+
+@pytest.mark.parametrize("few", [False, True])
+@pytest.mark.parametrize(("edges", "nodes"), [(1000, 7), (100, 9000), (3 * TILE - 7, 1024)])
+def test_dropped(edges: int, nodes: int, few: bool, on_host: OnHost, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Edges of no node lie behind the others, as they came, and are in no list of busy nodes."""
+    on_host.use(monkeypatch, few)
+    assert sorted_keys.DROPPED == DROPPED
+    for share in (0, 4, 1):
+        index = mesh(edges, nodes, edges // 3)
+        index[torch.arange(edges) % 4 < share] = DROPPED
+        order, starts, busy = segments(index, nodes, wraps=False, drops=True)
+        wanted = operators.segments(index, nodes, wraps=False, drops=True)
+        assert torch.equal(order, wanted[0]) and torch.equal(starts, wanted[1])
+        counts = torch.bincount(index[index >= 0], minlength=nodes)
+        assert listed(busy) == {n: -(-int(counts[n]) // 256) for n in (counts > 64).nonzero().flatten().tolist()}
+    assert int(starts[-1]) == int((index >= 0).sum())
 
 
 @pytest.mark.parametrize("few", [False, True])

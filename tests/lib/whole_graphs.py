@@ -10,6 +10,7 @@ import torch
 from torch import fx
 from torch.fx.node import map_arg
 
+from tilestream.graph.nodes import ASSERTIONS, packet
 from tilestream.graph.rewrites import table
 from tilestream.graph.rewrites.insert import mode_of
 from tilestream.graph.rewrites.table import Run
@@ -26,7 +27,7 @@ def check(graph: fx.Graph, run: Run) -> None:
         call = f"{node.target} {node.args} {node.kwargs}"
         if node.op != "call_function" or "tensor_meta" in node.meta or _held.get(node) == call:
             continue
-        if not all("val" in n.meta for n in node.all_input_nodes):
+        if packet(node) in ASSERTIONS or not all("val" in n.meta for n in node.all_input_nodes):
             continue  # made by torch, for values that are no tensors
         assert "val" in node.meta, f"{run.__name__}: {node.format_node()} has no value"
         fakes: Any = map_arg((node.args, node.kwargs), lambda n: n.meta["val"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 from collections.abc import Callable
 from typing import Any
@@ -49,9 +50,9 @@ def sorts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     made: list[int] = []
     plain = operators.segments
 
-    def noted(index: Tensor, nodes: int, wraps: bool = True) -> tuple[Tensor, ...]:
+    def noted(index: Tensor, nodes: int, **how: Any) -> tuple[Tensor, ...]:
         made.append(len(index))
-        return plain(index, nodes, wraps=wraps)
+        return plain(index, nodes, **how)
 
     monkeypatch.setattr(operators, "segments", noted)
     return made
@@ -88,6 +89,69 @@ def test_the_same_list_is_sorted_no_more(sorts: list[int]) -> None:
     for _ in range(3):
         check(module, fast, index[:, :])
     assert len(sorts) == 6
+
+
+class Sums(nn.Module):
+    """Layers of GIN: whose rows are added is picked in the order of the sort. Then int32 tensors of an edge's size."""
+
+    def __init__(self, gives_order: bool = False) -> None:
+        super().__init__()
+        self.nets, self.gives_order = nn.ModuleList([nn.Linear(64, 64) for _ in range(3)]), gives_order
+        self.bfloat16()
+
+    def forward(self, v: Tensor, index: Tensor) -> Any:
+        senders, receivers = index
+        order, starts, busy = torch.ops.tilestream.segments(receivers, NODES) if self.gives_order else (None,) * 3
+        for net in self.nets:
+            rows = v[senders]
+            if order is not None:
+                v = net(v + torch.ops.tilestream.segment_reduce(None, rows, order, starts, busy))
+            else:
+                v = net(v + torch.zeros_like(v).index_add(0, receivers, rows))
+        after = senders.int() + (v.sum() > 1e9).int()
+        return (v, after * 3) if order is None else (v, after * 3, order)
+
+
+def test_of_a_kept_list_nothing_is_launched(sorts: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    module, index = Sums(), edges()
+    exact = copy.deepcopy(module).float()
+    fast, picked, clone, copies = compiled(module), list[int](), Tensor.clone, list[int]()
+    plain = operators.sorted_index
+
+    def noted(index: Tensor, *rest: Any) -> Tensor:
+        picked.append(len(index))
+        return plain(index, *rest)
+
+    def copying(t: Tensor, **how: Any) -> Tensor:
+        copies.extend([1] if type(t) is Tensor and t.dtype == torch.int32 else [])
+        return clone(t, **how)
+
+    monkeypatch.setattr(operators, "sorted_index", noted)
+
+    def call() -> tuple[int, int, int]:
+        before = len(sorts), len(picked), len(copies)
+        v = torch.randn(NODES, 64).bfloat16()
+        with torch.no_grad(), monkeypatch.context() as within:
+            within.setattr(Tensor, "clone", copying)
+            got = fast(v, index)
+            wanted = exact(v.float(), index)
+        assert (got[0].float() - wanted[0]).norm() < 0.02 * wanted[0].norm()
+        assert torch.equal(got[1], wanted[1])
+        return len(sorts) - before[0], len(picked) - before[1], len(copies) - before[2]
+
+    assert [call() for _ in range(4)] == [(1, 1, 0), (1, 1, 0), (0, 0, 0), (0, 0, 0)]  # seen, kept, taken, taken
+    index[0, :50] = 3  # senders alone: both lists lie in one tensor
+    assert [call() for _ in range(3)] == [(1, 1, 0), (1, 1, 0), (0, 0, 0)]
+
+
+def test_what_a_graph_gives_out_is_a_copy() -> None:
+    module, index = Sums(gives_order=True), edges()
+    fast, v = compiled(module), torch.randn(NODES, 64).bfloat16()
+    for _ in range(4):
+        with torch.no_grad():
+            got, wanted = fast(v, index), module(v, index)
+        assert torch.equal(got[2], wanted[2])
+        got[2].zero_()
 
 
 def test_by_default_every_call_sorts(sorts: list[int]) -> None:
@@ -151,7 +215,8 @@ def test_training_steps(sorts: list[int]) -> None:
 
 
 def sorted_by(lists: kept_lists.KeptLists, index: Tensor, constant: bool = False) -> tuple[Tensor, ...]:
-    return lists.of(index, NODES, kept_lists.Source(index._version, constant), device_ops._sorted)
+    source = kept_lists.Source(index._version, constant)
+    return lists.of(index, NODES, source, lambda: device_ops._sorted(index, NODES))
 
 
 def test_bounded_and_nothing_is_held_alive() -> None:

@@ -26,6 +26,8 @@ FEW_NODES = 1 << 17
 """Whose starts one CTA writes."""
 MOST_EDGES = 1 << 30
 """What is posted of a digit has 30 bits."""
+DROPPED = -(2**31)
+"""The index of an edge of no node: that of sorted_keys.cuh and of ``graph.rewrites.operators``."""
 GAP = 64
 """From so many nodes an edge on, each node looks for its edges, since most have none."""
 WORDS = 8  # of `head`, in front of its totals
@@ -46,6 +48,7 @@ KEYS = Struct(
         Field("int", "edges"),
         Field("int", "wide", note="int64, not int32"),
         Field("int", "wraps", note="indices below zero count from the end"),
+        Field("int", "drops", note="DROPPED is the index of an edge of no node"),
         Field("int", "bits", note="of a digit"),
         Field("int", "passes"),
         Field("int", "pass"),
@@ -89,7 +92,7 @@ def explained(device: torch.device) -> AbstractContextManager[None]:
     return _record(device).explained()
 
 
-def segments(index: Tensor, nodes: int, busy: Tensor, wraps: bool = True) -> tuple[Tensor, Tensor]:
+def segments(index: Tensor, nodes: int, busy: Tensor, wraps: bool = True, drops: bool = False) -> tuple[Tensor, Tensor]:
     """``index`` (int32 or int64 [edges]) sorted, equal ones in their order.
 
     Enqueued alone: nothing waits for the GPU, and all may be captured in a graph. An index that is no node ends a
@@ -98,9 +101,10 @@ def segments(index: Tensor, nodes: int, busy: Tensor, wraps: bool = True) -> tup
     Args:
         busy: int32 [1 + 2 (edges / ``LONG``)], gets how many pieces nodes of more edges are summed in, and which.
         wraps: indices below zero count from the end; else they are no nodes.
+        drops: edges whose index is ``DROPPED`` are of no node.
 
     Returns:
-        order: int32 [edges], the edges' places.
+        order: int32 [edges], the edges' places; those of no node behind all others.
         starts: int32 [nodes + 1], where each node's edges start in ``order``, and the end.
     """
     index, edges = index.contiguous(), len(index)
@@ -108,7 +112,7 @@ def segments(index: Tensor, nodes: int, busy: Tensor, wraps: bool = True) -> tup
     if edges == 0:
         busy.zero_()
         return index.new_empty(0, dtype=torch.int32), starts.zero_()
-    need = needs(edges, nodes)
+    need = needs(edges, nodes + drops)
     # Given back when all is enqueued, to who comes behind on the stream.
     scratch = index.new_empty(need.scratch, dtype=torch.int64)
     pairs = scratch.data_ptr()
@@ -116,7 +120,7 @@ def segments(index: Tensor, nodes: int, busy: Tensor, wraps: bool = True) -> tup
     keys = posted + 4 * need.posted
     head = keys + 4 * edges if need.head else 0
     if edges >= MOST_EDGES:
-        sorted_keys, order = _by_torch(index, nodes, wraps)
+        sorted_keys, order = _by_torch(index, nodes, wraps, drops)
         keys = sorted_keys.data_ptr()
         busy.zero_()
     else:
@@ -128,12 +132,12 @@ def segments(index: Tensor, nodes: int, busy: Tensor, wraps: bool = True) -> tup
         places = [0, *(pairs + 8 * need.pairs * (k % 2) for k in range(need.passes - 1)), 0]
         fixed = {"nodes": nodes, "edges": edges, "wide": int(index.dtype == torch.int64), "wraps": int(wraps)}
         fixed |= {"bits": need.bits, "passes": need.passes, "tiles": -(-edges // TILE), "by_node": int(need.by_node)}
-        fixed |= {"record": _record(index.device).address}
+        fixed |= {"drops": int(drops), "record": _record(index.device).address}
         for step in need.steps:
             own = {"from": places[step.of], "to": places[step.of + 1], "pass": step.of}
             yield step, KEYS.pack(**given, **fixed, **own)
 
-    _enqueue((edges, nodes, wraps, index.dtype.itemsize, *at), made, index.device, (head, need.head))
+    _enqueue((edges, nodes, wraps, drops, index.dtype.itemsize, *at), made, index.device, (head, need.head))
     return order, starts
 
 
@@ -220,12 +224,13 @@ def _by_node(edges: int, nodes: int) -> bool:
     return nodes >= GAP * edges
 
 
-def _by_torch(index: Tensor, nodes: int, wraps: bool) -> tuple[Tensor, Tensor]:
+def _by_torch(index: Tensor, nodes: int, wraps: bool, drops: bool) -> tuple[Tensor, Tensor]:
     """The nodes of more edges than have room in what tiles post, ascending, and their edges."""
     wrapped = torch.where(index < 0, index + nodes, index) if wraps else index
-    torch.ops.aten._assert_async.msg(
-        ((wrapped >= 0) & (wrapped < nodes)).all(), "an index of a sum of rows names no row"
-    )
+    named = (wrapped >= 0) & (wrapped < nodes)
+    if drops:
+        named, wrapped = named | (index == DROPPED), torch.where(index == DROPPED, nodes, wrapped)
+    torch.ops.aten._assert_async.msg(named.all(), "an index of a sum of rows names no row")
     keys, order = torch.sort(wrapped.int(), stable=True)
     return keys, order.int()
 

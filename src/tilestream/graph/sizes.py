@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 
 import sympy
@@ -45,8 +46,11 @@ def same_shape(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def hint(dim: int | torch.SymInt, default: int = 1024) -> int:
-    """The size that a symbolic dimension has in the call that is being compiled."""
+    """The size that a symbolic dimension has in the call that is being compiled; the most it can have where the GPU is
+    to say, as of rows that a mask selects, and ``default`` where nothing says how many that is."""
     if isinstance(dim, int):
         return dim
-    known = dim.node.hint if dim.node.has_hint() else None
-    return int(known) if known is not None else default
+    if dim.node.has_hint():
+        return int(dim.node.hint)
+    most = dim.node.shape_env.bound_sympy(dim.node.expr).upper
+    return int(most) if most.is_Integer and most < sys.maxsize else default

@@ -10,7 +10,7 @@ from torch import Tensor, fx
 
 from tilestream.graph.own import LIBRARY, on_gpu
 from tilestream.graph.rewrites import operators
-from tilestream.graph.rewrites.operators import PADDED, SEGMENT_REDUCE, SEGMENTS, SORTED_INDEX, busy_words
+from tilestream.graph.rewrites.operators import LENT, PADDED, SEGMENT_REDUCE, SEGMENTS, SORTED_INDEX, busy_words
 from tilestream.ir.dtypes import DTYPES
 from tilestream.ir.pipeline import Pipeline
 from tilestream.kernels.segments.reduce import MOST_FEATURES, reduction
@@ -26,34 +26,43 @@ def padded(matrices: list[Tensor], columns: int) -> list[Tensor]:
     return pad.padded(matrices, columns)
 
 
-def segments(index: Tensor, nodes: int, kept: bool = False, wraps: bool = True) -> tuple[Tensor, ...]:
+def segments(index: Tensor, nodes: int, kept: int = 0, wraps: bool = True, drops: bool = False) -> tuple[Tensor, ...]:
     """An index sorted; where the graph says that it may be ``kept``, by an earlier call if that is sure.
 
     Raises:
         InputError: an index is no node. The kernel ends, as torch's own assertion does, and the CUDA context is lost:
             this call says so where torch notices in time, else the next one.
     """
-    if not kept:
-        return _sorted(index, nodes, wraps)
-    return kept_lists.kept(index, nodes, partial(_sorted, wraps=wraps), wraps)
+    make = partial(_sorted, index, nodes, wraps, drops)
+    return kept_lists.kept(index, nodes, make, ("sorted", wraps, drops), kept == LENT) if kept else make()
 
 
-def _sorted(index: Tensor, nodes: int, wraps: bool = True) -> tuple[Tensor, ...]:
+def _sorted(index: Tensor, nodes: int, wraps: bool = True, drops: bool = False) -> tuple[Tensor, ...]:
     if not index.is_cuda:
-        return operators.segments(index, nodes, wraps=wraps)
+        return operators.segments(index, nodes, wraps=wraps, drops=drops)
     from tilestream.cuda import sorted_keys
 
     with sorted_keys.explained(index.device):
         busy = index.new_empty(busy_words(len(index)), dtype=torch.int32)
-        return *sorted_keys.segments(index, nodes, busy, wraps), busy
+        return *sorted_keys.segments(index, nodes, busy, wraps, drops), busy
 
 
-def sorted_index(index: Tensor, order: Tensor, rows: int, wraps: bool = True) -> Tensor:
-    """An index of rows in sorted order.
+def sorted_index(index: Tensor, order: Tensor, rows: int, wraps: bool = True, kept: int = 0) -> Tensor:
+    """An index of rows in sorted order; ``kept`` as in ``segments``.
 
     Raises:
         InputError: an index is no row, as in ``segments``.
     """
+
+    def make() -> tuple[Tensor, ...]:
+        return (_picked(index, order, rows, wraps),)
+
+    return (kept_lists.kept(index, rows, make, ("picked", wraps), True, order) if kept else make())[0]
+
+
+def _picked(index: Tensor, order: Tensor, rows: int, wraps: bool) -> Tensor:
+    if not index.is_cuda:
+        return operators.sorted_index(index, order, rows, wraps)
     from tilestream.cuda import sorted_keys
 
     with sorted_keys.explained(index.device):
@@ -123,4 +132,5 @@ _KERNELS = (
 )
 for _defined, _kernel in _KERNELS:
     on_gpu(_defined, _kernel)
-LIBRARY.impl("segments", segments, "CPU")  # lists are kept there as well
+for _name, _kernel in (("segments", segments), ("sorted_index", sorted_index)):
+    LIBRARY.impl(_name, _kernel, "CPU")  # lists are kept there as well

@@ -41,7 +41,7 @@ class Entry:
     """What was made of ``memory`` after so many ``changes``; nothing yet when it was seen once."""
 
     memory: StorageWeakRef
-    changes: int
+    changes: object
     made: Lists | None
 
 
@@ -50,38 +50,70 @@ class KeptLists:
 
     def __init__(self) -> None:
         self._entries: OrderedDict[tuple[object, ...], Entry] = OrderedDict()
+        self._captured: list[Lists] = []  # by CUDA graphs, whose replays read them
         self._lock = threading.Lock()
 
     def of(
-        self, index: Tensor, nodes: int, source: Source, make: Callable[[Tensor, int], Lists], wraps: bool = True
+        self,
+        index: Tensor,
+        nodes: int,
+        source: Source,
+        make: Callable[[], Lists],
+        how: tuple[object, ...] = (),
+        lends: bool = False,
+        order: Tensor | None = None,
     ) -> Lists:
-        """What ``make`` gives, as copies of what it gave before where that is sure: who reads them may write there."""
+        """What ``make`` gives, or gave before where that is sure.
+
+        Args:
+            how: what ``make`` does with ``index`` and ``nodes``.
+            lends: nobody writes to the results, so that they need not be copies.
+            order: what ``make`` reads besides, a list that this call was lent.
+        """
         capturing = index.is_cuda and torch.cuda.is_current_stream_capturing()
         if capturing and not source.constant:
-            return make(index, nodes)
+            return make()
         with self._lock:
             self._forget()
-            key = (wraps, *self._key(index, nodes, source))
-            found = self._entries.get(key)
-            if found is None or found.changes != source.changes:
+            changes: object = source.changes
+            if order is not None:
+                found = self._lent(order)
+                if found is None:
+                    return make()
+                how, changes = (*how, found[0]), (changes, found[1].changes)
+            key = (*how, *self._key(index, nodes, source))
+            entry = self._entries.get(key)
+            if entry is None or entry.changes != changes:
                 if capturing:
-                    return make(index, nodes)
-                found = Entry(StorageWeakRef(index.untyped_storage()), source.changes, None)
-                if not source.constant:  # it may be another one in each call: kept from the second on
-                    self._keep(key, found)
-                    return make(index, nodes)
-            if found.made is None:
+                    return make()
+                entry = Entry(StorageWeakRef(index.untyped_storage()), changes, None)
+                if not source.constant and order is None:  # it may be another in each call: kept from the second on
+                    self._keep(key, entry)
+                    return make()
+            if entry.made is None:
                 if capturing:
-                    return make(index, nodes)
-                found.made = make(index, nodes)
+                    return make()
+                entry.made = make()
                 if index.is_cuda and source.constant:
                     torch.cuda.current_stream(index.device).synchronize()  # other streams may read it from now on
-            self._keep(key, found)
-            return tuple(t.clone() for t in found.made)
+            self._keep(key, entry)
+            if capturing:
+                self._captured.append(entry.made)
+            if not lends:
+                return tuple(t.clone() for t in entry.made)
+            if index.is_cuda and source.constant and not capturing:
+                for t in entry.made:
+                    t.record_stream(torch.cuda.current_stream(index.device))
+            return entry.made
 
     def __len__(self) -> int:
         """Lists that are held now."""
         return sum(entry.made is not None for entry in self._entries.values())
+
+    def _lent(self, order: Tensor) -> tuple[tuple[object, ...], Entry] | None:
+        memory = order.untyped_storage()._cdata
+        entries = ((key, entry) for key, entry in self._entries.items() if entry.made is not None)
+        return next((e for e in entries if any(t.untyped_storage()._cdata == memory for t in e[1].made or ())), None)
 
     def _keep(self, key: tuple[object, ...], entry: Entry) -> None:
         self._entries[key] = entry
@@ -108,18 +140,21 @@ class _Call(threading.local):
 _call = _Call()
 
 
-def kept(index: Tensor, nodes: int, make: Callable[[Tensor, int], Lists], wraps: bool) -> Lists:
-    """``make(index, nodes)``, or what the function that is being called has kept of it.
-
-    Args:
-        wraps: what ``make`` takes indices below zero for.
-    """
+def kept(
+    index: Tensor,
+    nodes: int,
+    make: Callable[[], Lists],
+    how: tuple[object, ...],
+    lends: bool,
+    order: Tensor | None = None,
+) -> Lists:
+    """What ``make`` gives, or the function that is being called has kept of it (``KeptLists.of``)."""
     if _call.now is not None:
         lists, sources = _call.now
         source = sources.get(index.untyped_storage()._cdata)
         if source is not None:
-            return lists.of(index, nodes, source, make, wraps)
-    return make(index, nodes)
+            return lists.of(index, nodes, source, make, how, lends, order)
+    return make()
 
 
 def keeping(compiled: Callable[..., Any], inputs: Sequence[Any], options: Options) -> Callable[..., Any]:

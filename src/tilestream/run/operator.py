@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from tilestream.graph.own import operator
-from tilestream.graph.rewrites.operators import SEGMENT_REDUCE, SEGMENTS, SORTED_INDEX
+from tilestream.graph.rewrites.operators import LENT, SEGMENT_REDUCE, SEGMENTS, SORTED_INDEX
 from tilestream.ir.dtypes import TORCH_DTYPES
 from tilestream.run import device_ops
 from tilestream.run.call import RegionCall
@@ -69,6 +69,9 @@ DIRECT_ON_GPU = {
 }  # fmt: skip
 """The same, on a GPU alone."""
 
+KEPT = {SEGMENTS: 2, SORTED_INDEX: 4}
+"""Operators that may give what was kept, and which argument says how."""
+
 for _defined, _run in (DIRECT | DIRECT_ON_GPU).items():  # names that such code can call without an import
     setattr(torch.ops.tilestream, f"run_{_defined._opname}", _run)
 
@@ -84,6 +87,7 @@ def call_directly() -> None:
 def _lower(defined: torch._ops.OpOverload, name: str, anywhere: bool) -> None:
     from torch._inductor import ir
     from torch._inductor.lowering import fallback_handler, register_lowering
+    from torch._inductor.virtualized import V
 
     handler = fallback_handler(defined, add_to_fallback_set=False)
 
@@ -97,4 +101,7 @@ def _lower(defined: torch._ops.OpOverload, name: str, anywhere: bool) -> None:
         assert isinstance(kernel, ir.FallbackKernel)
         if anywhere or box.get_device().type == "cuda":
             kernel.python_kernel_name = name
+        if args[KEPT.get(defined, len(args)) :][:1] == (LENT,):  # Inductor would write where it has read
+            results = found if isinstance(found, list | tuple) else [found]
+            V.graph.never_reuse_buffers.update(result.get_name() for result in results)
         return found

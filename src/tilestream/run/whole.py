@@ -149,7 +149,7 @@ class Whole:
             return compiled(streamed)
         # CUDA-graph trees capture by themselves; what is timed here is captured here.
         trees = bool(kwargs.get("cudagraphs"))
-        with_host = self.is_part and not trees
+        with_host = (self.is_part and not trees) or _waits(plain)
         bare: dict[str, Any] = {"cudagraphs": _no_cudagraphs()} if trees else {}
         ways = {STREAMED: (streamed, False), EAGER: (plain, True), FALLBACK: (plain, False)}
         if step is not None:
@@ -324,6 +324,11 @@ def _unless_clear(eager: Candidate, us: float | None) -> Candidate:
 
 def _tensors(results: Sequence[Any]) -> list[torch.Tensor]:
     return [r for r in results if isinstance(r, torch.Tensor)]
+
+
+def _waits(graph: fx.GraphModule) -> bool:
+    """Whether the host asks the GPU for a size, which no CUDA graph can hold."""
+    return any(n.meta.get("unbacked_bindings") for n in graph.graph.nodes)
 
 
 def _no_cudagraphs() -> Any:

@@ -18,7 +18,7 @@ from tilestream.graph.ragged.lists import Edges, Gather, sorted_lists
 from tilestream.graph.ragged.region import SortedIndices
 from tilestream.graph.ragged.rules import POINTWISE, VIEWS
 from tilestream.graph.region import EdgeArguments, region_of, result_of
-from tilestream.graph.rewrites.operators import SEGMENT_REDUCE
+from tilestream.graph.rewrites.operators import LOOSE, SEGMENT_REDUCE
 from tilestream.graph.selection import Cut
 from tilestream.graph.sizes import expression, hint
 from tilestream.graph.sums import first_alike
@@ -52,7 +52,8 @@ def edge_networks(owner: fx.GraphModule, cuts: Sequence[Cut], ragged: Sequence[C
     if not owner.graph.find_nodes(op="call_function", target=SEGMENT_REDUCE):
         return []
     same = first_alike(owner.graph)
-    lists = {e.order: e for e in sorted_lists(owner.graph, same) if e.order is not None and e.busy is not None}
+    whole = [e for e in sorted_lists(owner.graph, same) if not e.starts.meta.get(LOOSE)]
+    lists = {e.order: e for e in whole if e.order is not None and e.busy is not None}
     indices, found = SortedIndices(owner.graph), []
     for cut in cuts:
         seeds, views = _reductions(cut, lists)

@@ -6,7 +6,7 @@ from torch import fx
 
 from tilestream.graph.nodes import is_view
 from tilestream.graph.rewrites.each import each
-from tilestream.graph.rewrites.operators import SEGMENTS
+from tilestream.graph.rewrites.operators import COPIED, LENT, SEGMENTS, SORTED_INDEX
 from tilestream.graph.rewrites.settings import Settings
 
 
@@ -20,12 +20,24 @@ def argument_of(index: fx.Node) -> fx.Node | None:
 
 @each(SEGMENTS.overloadpacket)
 def keep_lists(node: fx.Node, _: Settings) -> fx.Node | None:
-    """Let sorts of arguments be kept. ``run.kept_lists`` decides in each call."""
+    """Let sorts of arguments be kept, and what is picked in their order. ``run.kept_lists`` decides in each call."""
     index, nodes = node.args[:2]
     if not isinstance(index, fx.Node) or argument_of(index) is None:
         return None
-    node.args = (index, nodes, True, *node.args[3:])
+    lends = all(map(_only_read, node.users))
+    node.args = (index, nodes, LENT if lends else COPIED, *node.args[3:])
+    for user in [user for part in node.users for user in part.users if lends and user.target is SORTED_INDEX]:
+        index, order, rows, wraps = (*user.args, True)[:4]
+        assert isinstance(index, fx.Node)
+        if argument_of(index) is not None and _only_read(user):
+            user.args = (index, order, rows, wraps, LENT)
     return node
+
+
+def _only_read(node: fx.Node) -> bool:
+    """Whether operators of ours alone read a tensor: they neither write there nor give out its memory, as a graph's
+    results do."""
+    return all(getattr(user.target, "namespace", None) == "tilestream" for user in node.users)
 
 
 def _writes(user: fx.Node, argument: fx.Node) -> bool:

@@ -18,6 +18,12 @@ INDEX = "tilestream.index"
 LOOSE = "tilestream.loose"
 """In the ``meta`` of bounds: rows may be in no segment, so that no region writes what each row has."""
 
+COPIED, LENT = 1, 2
+"""How an operator gives a list that was kept: as a copy, or itself, where operators of ours alone read it."""
+
+DROPPED = -(2**31)
+"""Where an edge goes that is of no node."""
+
 LONG = 64
 """Of the rows that are summed at one node: more are summed by whole CTAs."""
 
@@ -36,26 +42,36 @@ def padded(matrices: list[Tensor], columns: int) -> list[Tensor]:
     return [functional.pad(m, (0, columns - m.shape[1])).contiguous() for m in matrices]
 
 
-def segments(index: Tensor, nodes: int, kept: bool = False, wraps: bool = True) -> tuple[Tensor, Tensor, Tensor]:
+def segments(
+    index: Tensor, nodes: int, kept: int = 0, wraps: bool = True, drops: bool = False
+) -> tuple[Tensor, Tensor, Tensor]:
     """``index`` (integers [edges]) sorted, equal ones in their order: their places, int32 [edges]; where those of each
     node start, int32 [nodes + 1]; and which nodes have many, int32, for the GPU's kernel alone.
 
     Args:
-        kept: ``index`` is an argument of the graph, which does not change it: the next call may have the same one.
+        kept: ``COPIED`` or ``LENT``: ``index`` is an argument of the graph, which does not change it, so the next call
+            may have the same one.
         wraps: indices below zero count from the end; else they are no nodes.
+        drops: edges whose index is ``DROPPED`` are of no node, and behind all others.
 
     Raises:
         InputError: an index is no node.
     """
-    ordered, order = torch.sort(torch.where(index < 0, index + nodes, index) if wraps else index, stable=True)
-    if len(ordered) and not 0 <= int(ordered[0]) <= int(ordered[-1]) < nodes:
+    wrapped = torch.where(index < 0, index + nodes, index) if wraps else index
+    named = (wrapped >= 0) & (wrapped < nodes)
+    if drops:
+        named, wrapped = named | (index == DROPPED), torch.where(index == DROPPED, nodes, wrapped)
+    ordered, order = torch.sort(wrapped, stable=True)
+    if not bool(named.all()):
         raise InputError(f"an index of a sum of rows is outside of its {nodes} rows", "give indices that exist")
     busy = torch.zeros(busy_words(len(index)), dtype=torch.int32)
     return order.int(), torch.searchsorted(ordered, torch.arange(nodes + 1), out_int32=True), busy
 
 
-def sorted_index(index: Tensor, order: Tensor, rows: int, wraps: bool = True) -> Tensor:
+def sorted_index(index: Tensor, order: Tensor, rows: int, wraps: bool = True, kept: int = 0) -> Tensor:
     """Which of a table's ``rows`` the edges name in the order of ``order``, int32 [edges]; none of them is below zero.
+
+    ``kept``: as of ``segments``, whose order this is.
 
     Raises:
         InputError: an index below zero, and it does not wrap (``segments``).
@@ -120,14 +136,14 @@ def _padded_shapes(matrices: list[Tensor], columns: int) -> list[Tensor]:
 
 
 def _segments_shapes(
-    index: Tensor, nodes: Any, kept: bool = False, wraps: bool = True
+    index: Tensor, nodes: Any, kept: int = 0, wraps: bool = True, drops: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
     edges = index.shape[0]
     order, starts, busy = (index.new_empty((n,), dtype=torch.int32) for n in (edges, nodes + 1, busy_words(edges)))
     return order, starts, busy
 
 
-def _sorted_shape(index: Tensor, order: Tensor, rows: Any, wraps: bool = True) -> Tensor:
+def _sorted_shape(index: Tensor, order: Tensor, rows: Any, wraps: bool = True, kept: int = 0) -> Tensor:
     return order.new_empty(order.shape, dtype=torch.int32)
 
 
@@ -139,12 +155,14 @@ def _reduced_shape(
 
 PADDED = operator("padded(Tensor[] matrices, SymInt columns) -> Tensor[]", padded, _padded_shapes)
 SEGMENTS = operator(
-    "segments(Tensor index, SymInt nodes, bool kept=False, bool wraps=True) -> (Tensor, Tensor, Tensor)",
+    "segments(Tensor index, SymInt nodes, int kept=0, bool wraps=True, bool drops=False) -> (Tensor, Tensor, Tensor)",
     segments,
     _segments_shapes,
 )
 SORTED_INDEX = operator(
-    "sorted_index(Tensor index, Tensor order, SymInt rows, bool wraps=True) -> Tensor", sorted_index, _sorted_shape
+    "sorted_index(Tensor index, Tensor order, SymInt rows, bool wraps=True, int kept=0) -> Tensor",
+    sorted_index,
+    _sorted_shape,
 )
 SEGMENT_REDUCE = operator(
     'segment_reduce(Tensor? base, Tensor rows, Tensor? order, Tensor starts, Tensor? busy, str how="sum") -> Tensor',

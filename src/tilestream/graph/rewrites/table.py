@@ -20,6 +20,7 @@ from tilestream.graph.rewrites.jagged import open_jagged
 from tilestream.graph.rewrites.joint import narrow_products, split_joined
 from tilestream.graph.rewrites.kept import keep_lists
 from tilestream.graph.rewrites.late_products import multiply_late
+from tilestream.graph.rewrites.masked_edges import keep_masked_edges
 from tilestream.graph.rewrites.maxima import join_maxima, split_maxima
 from tilestream.graph.rewrites.normal_form import (
     copy_views,
@@ -73,6 +74,7 @@ class Rewrite:
 
 
 REWRITES = (
+    Rewrite(keep_masked_edges, (When.SUMS,), "the host need not wait for how many edges a mask selects"),
     Rewrite(take_rows, (When.JOINT, When.SUMS), "an index is saved and read once a row, and not once an element"),
     Rewrite(
         split_joined, (When.JOINT,), "rows that were joined need not be saved: a weight's gradient takes the parts"

@@ -21,6 +21,7 @@ constexpr int IN_FLIGHT = 16, COUNTED = 8, READ = 4;  // words and edges that a 
 constexpr int LONG = 64, PIECE_EDGES = 256, MOST_PIECES = 1024;
 constexpr int LONG_GAP = 32;  // nodes without edges behind each other: a warp writes more than so many together
 
+constexpr long long DROPPED = -(1LL << 31);
 constexpr u32 NOBODY = ~0u;                                              // the key of no edge: behind all others
 constexpr u32 OF_TILE = 1u << 30, OF_ALL = 1u << 31, COUNT = (1u << 30) - 1;  // posted: of this tile, or of those in front too
 
@@ -38,14 +39,17 @@ struct Room {
   TS_DEV u32 node(int place) const { return edge(place) + 4; }
 };
 
-// Of an index that was found right.
-TS_DEV u32 node_at(const KeyParams& p, int at) {
-  const long long found = lanes::load_index(p.index, at, p.wide);
-  return (u32)(found < 0 ? found + p.nodes : found);
-}
+// Whether an index says that its edge is of no node: behind those of all nodes, and in no list.
+TS_DEV bool dropped(const KeyParams& p, long long index) { return p.drops && index == DROPPED; }
 
 // The row that an index names; below zero: none.
-TS_DEV long long row_of(const KeyParams& p, long long index) { return index < 0 && p.wraps ? index + p.nodes : index; }
+TS_DEV long long row_of(const KeyParams& p, long long index) {
+  if (index >= 0) return index;
+  return dropped(p, index) ? p.nodes : p.wraps ? index + p.nodes : index;
+}
+
+// Of an index that was found right.
+TS_DEV u32 node_at(const KeyParams& p, int at) { return (u32)row_of(p, lanes::load_index(p.index, at, p.wide)); }
 
 // Nodes of COUNT_EACH edges from `first` on; NOBODY behind the last edge. An index that is no node ends the kernel, as in
 // torch, and is named in the record.
@@ -57,8 +61,8 @@ TS_DEV void load_checked(u32 (&node)[COUNT_EACH], const KeyParams& p, int first,
     const int at = first + k * step;
     node[k] = NOBODY;
     if (at >= p.edges) continue;
-    const long long to = row_of(p, lanes::load_index(p.index, at, p.wide));
-    if (to < 0 || to >= p.nodes) bad = at;
+    const long long index = lanes::load_index(p.index, at, p.wide), to = row_of(p, index);
+    if (to < 0 || (to >= p.nodes && !dropped(p, index))) bad = at;
     node[k] = (u32)to;
   }
   if (bad >= 0) lanes::give_up(p.record, 0, bad, p.nodes, lanes::load_index(p.index, bad, p.wide));
@@ -339,7 +343,7 @@ TS_DEV void begin_nodes(const KeyParams& p, const Nodes& nodes, long long first)
   for (int k = 0; k < READ; ++k) {
     const int at = (int)(first + k * THREADS);
     if (!p.by_node) fill(p.starts, before[k] + 1, here[k], at);
-    list(p, nodes, here[k] >= 0 && before[k] != here[k] && far[k] == here[k], here[k], at);
+    list(p, nodes, here[k] >= 0 && here[k] < p.nodes && before[k] != here[k] && far[k] == here[k], here[k], at);
   }
 }
 
