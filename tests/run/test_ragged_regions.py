@@ -31,10 +31,9 @@ KEPT_ROWS = {"EdgeConv", "CGConv"}
 
 
 @pytest.fixture(autouse=True)
-def _cheap(monkeypatch: pytest.MonkeyPatch) -> None:
+def _cheap(monkeypatch: pytest.MonkeyPatch, tf32: None) -> None:
     """Small sums pay, too; products are streamed."""
     monkeypatch.setattr(messages, "atomics_us", lambda _: 1e9)
-    torch.set_float32_matmul_precision("high")
 
 
 def given(nodes: int = NODES, edges: int = EDGES, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:

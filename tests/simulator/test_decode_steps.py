@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tilestream.devices import H200, get
-from tilestream.kernels.step.shape import SLOT_BYTES, Shape
+from tilestream.kernels.step.shape import Shape
 from tilestream.plan.decode import predicted_us
 from tilestream.simulator.steps import simulate_step
 
@@ -37,7 +37,7 @@ def by_small_steps(shape: Shape, rate: float, hand_over_s: float, ring: float) -
 @pytest.mark.parametrize("factor", [1.0, 0.1])
 def test_against_small_steps(shape: Shape, factor: float) -> None:
     device = H200.scale("hand_over_s", factor)
-    ring = shape.warps * shape.slots * SLOT_BYTES * device.sms
+    ring = shape.warps * shape.slots * shape.slot_bytes * device.sms
     run = simulate_step(shape, device)
     want = 1e6 * by_small_steps(shape, device.dram_bytes_per_s, device.hand_over_s, ring)
     assert run.time_us - run.launch_us == pytest.approx(want, rel=0.01)

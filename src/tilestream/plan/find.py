@@ -130,7 +130,8 @@ def find(
     exclusions = tuple(e for e in part.exclusions if e.reason != RAGGED)
     cuts = with_cold((*part.cuts, *ragged), graph.graph, device)
     found = Found(cuts, exclusions, part.operators, graph, kind, tuple(sites))
-    asked = edge_networks(graph, part.cuts, ragged) if networks else []
+    rows = len(part.cuts)
+    asked = edge_networks(graph, cuts[:rows], cuts[rows:]) if networks else []
     joined = tuple(each for each in asked if pays(each, options, device))
     if not joined:
         return replace(found, cuts=with_minor(found.cuts, device))
