@@ -56,7 +56,7 @@ def test_models(lies: str) -> None:
     model = torch.nn.Sequential(Mixer(196, 512, 256), Mixer(196, 512, 256)).to(BF16).eval().cuda()
     x = torch.randn(32, 196, 512, device="cuda").bfloat16()
     x = x if lies == "channels last" else x.transpose(1, 2).contiguous().transpose(1, 2)
-    compiled = torch.compile(model, backend=tilestream)
+    compiled = torch.compile(model, backend=tilestream, options={"token_mixing": True})
     with torch.no_grad():
         exact, eager, got = copy.deepcopy(model).double()(x.double()), model(x), compiled(x)
         again = compiled(x)

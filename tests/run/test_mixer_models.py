@@ -96,7 +96,7 @@ def test_float32_and_other_dtypes_are_left() -> None:
 def test_compiled(lies: str) -> None:
     model = nn.Sequential(Mixer(), Mixer()).to(BF16).eval()
     x = images() if lies == "channels last" else images(tokens=64, channels=36).transpose(1, 2)
-    compiled = torch.compile(model, backend=tilestream, options={"target": "reference"})
+    compiled = torch.compile(model, backend=tilestream, options={"target": "reference", "token_mixing": True})
     with torch.no_grad():
         exact, eager, got = copy.deepcopy(model).double()(x.double()), model(x), compiled(x)
     assert (got - exact).norm() <= 1.5 * (eager - exact).norm()
@@ -104,7 +104,9 @@ def test_compiled(lies: str) -> None:
 
 def test_any_number_of_images() -> None:
     model = nn.Sequential(Mixer(), Mixer()).to(BF16).eval()
-    compiled = torch.compile(model, backend=tilestream, options={"target": "reference"}, dynamic=True)
+    compiled = torch.compile(
+        model, backend=tilestream, options={"target": "reference", "token_mixing": True}, dynamic=True
+    )
     with torch.no_grad():
         for count in (2, 5):
             torch.testing.assert_close(compiled(images(count)), model(images(count)), rtol=0.05, atol=0.1)
@@ -116,7 +118,7 @@ def test_a_result_that_is_returned_as_it_lies_keeps_its_strides() -> None:
     graph = graph_of(model, x)
     (site,) = sites(graph.graph)
     assert not graph.graph.find_nodes(op="call_function", target=TOKEN_MIXING) and not place(graph, [site])
-    compiled = torch.compile(model, backend=tilestream, options={"target": "reference"})
+    compiled = torch.compile(model, backend=tilestream, options={"target": "reference", "token_mixing": True})
     with torch.no_grad():
         assert compiled(x).stride() == model(x).stride()
 
@@ -136,7 +138,11 @@ def test_few_images_stay_with_inductor() -> None:
     """One image is four CTAs: predicted to take longer than a library's products, and nothing is timed here."""
     model = Mixer(196, 512, 256).to(BF16).eval()
     for count, taken in ((1, 0), (32, 1)):
-        graph = analyse(model, (images(count, 196, 512),), Options(device="h200")).graphs[0].found.graph.graph
+        graph = (
+            analyse(model, (images(count, 196, 512),), Options(device="h200", token_mixing=True))
+            .graphs[0]
+            .found.graph.graph
+        )
         assert len(graph.find_nodes(op="call_function", target=TOKEN_MIXING)) == taken
 
 
@@ -162,6 +168,6 @@ def test_an_exception_costs_the_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "choice", fails)
     monkeypatch.delenv("TILESTREAM_STRICT")
     model, x = Mixer().to(BF16).eval(), images()
-    compiled = torch.compile(model, backend=tilestream, options={"target": "reference"})
+    compiled = torch.compile(model, backend=tilestream, options={"target": "reference", "token_mixing": True})
     with torch.no_grad():
         torch.testing.assert_close(compiled(x), model(x), rtol=0.05, atol=0.1)
