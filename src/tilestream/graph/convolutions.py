@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import fx
 
-from tilestream.graph.nodes import Unsupported, argument, value
+from tilestream.graph.nodes import Unsupported, argument, aten, packet, value
 from tilestream.ir.dtypes import DTYPES
 from tilestream.ir.pipeline import DTYPE_BYTES
 from tilestream.ir.taps import Window
@@ -78,6 +78,20 @@ def of_pictures(node: fx.Node) -> tuple[torch.Tensor, Window]:
     if x.dtype not in DTYPES or x.dtype == torch.float32:
         raise Unsupported(f"a convolution of {str(x.dtype).removeprefix('torch.')}: bfloat16 and float16 stream")
     return x, window_of(node, x, weight, 2)
+
+
+def of_known_channels(node: fx.Node) -> tuple[torch.Tensor, torch.Tensor, Window] | None:
+    """Pictures, weight and window of ``node``, if it is a convolution ``of_pictures`` whose weight has known sizes."""
+    if packet(node) is not aten.convolution:
+        return None
+    try:
+        x, window = of_pictures(node)
+    except Unsupported:
+        return None
+    weight = value(node.args[1])
+    if weight is None or not all(isinstance(n, int) for n in (x.shape[1], *weight.shape)):
+        return None
+    return x, weight, window
 
 
 def why_not(node: fx.Node) -> str:

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, fx
 
-from tilestream.graph.convolutions import FIRST, LAST, of_pictures
+from tilestream.graph.convolutions import FIRST, LAST, of_known_channels
 from tilestream.graph.lying import elsewhere
-from tilestream.graph.nodes import Unsupported, aten, packet, value
+from tilestream.graph.nodes import aten, value
 from tilestream.graph.rewrites.insert import call
 from tilestream.graph.settled import settle
 from tilestream.graph.sizes import hint
@@ -75,16 +75,12 @@ def sites(graph: fx.Graph) -> list[Site]:
 
 def site_of(node: fx.Node) -> Site | None:
     """What ``node`` is, if it is a convolution of patches."""
-    if packet(node) is not aten.convolution:
+    found = of_known_channels(node)
+    if found is None:
         return None
-    try:
-        x, window = of_pictures(node)
-    except Unsupported:
-        return None
-    weight, given = value(node.args[1]), [value(n) for n in node.args[:3] if n is not None]
-    if weight is None or any(t is None or t.dtype != x.dtype for t in given):
-        return None
-    if not all(isinstance(n, int) for n in (x.shape[1], *weight.shape)):
+    x, weight, window = found
+    given = [value(n) for n in node.args[:3] if n is not None]
+    if any(t is None or t.dtype != x.dtype for t in given):
         return None
     touch = window.stride == window.kernel and window.padding == (0, 0) and window.dilation == (1, 1)
     if not touch or window.kernel == (1, 1) or window.height % window.kernel[0] or window.width % window.kernel[1]:

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
-from tilestream.graph.convolutions import LAST, of_pictures, reads_padding_alone
-from tilestream.graph.nodes import Unsupported, aten, packet, value
+from tilestream.graph.convolutions import LAST, of_known_channels, reads_padding_alone
+from tilestream.graph.nodes import aten, value
 from tilestream.graph.rewrites.insert import call
 from tilestream.graph.rewrites.settings import APART
 from tilestream.ir.taps import Window
@@ -53,17 +53,12 @@ class Narrow:
 
 def narrow(node: fx.Node) -> Narrow | None:
     """What ``node`` is, if it is a convolution of few channels whose result has its channels last."""
-    if packet(node) is not aten.convolution:
-        return None
-    try:
-        x, window = of_pictures(node)
-    except Unsupported:
+    known = of_known_channels(node)
+    if known is None:
         return None
     pictures, weight, bias = node.args[:3]
-    made, kernel = value(node), value(weight)
-    assert isinstance(pictures, fx.Node) and isinstance(weight, fx.Node) and kernel is not None
-    if not all(isinstance(n, int) for n in (x.shape[1], *kernel.shape)):
-        return None
+    made, window = value(node), known[2]
+    assert isinstance(pictures, fx.Node) and isinstance(weight, fx.Node)
     if made is None or not made.is_contiguous(memory_format=torch.channels_last):
         return None
     found = Narrow(pictures, weight, bias if isinstance(bias, fx.Node) else None, window)
