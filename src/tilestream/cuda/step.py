@@ -102,6 +102,6 @@ def values_of(shape: Shape, key: Sequence[int | float]) -> dict[str, Any]:
                     layer[name + kind] = layer["query" + kind] + at
         layers.append(layer)
     return {"norm_bias": 0} | dict(zip(last, ends, strict=True)) | {
-        "layers": layers, "row": row, "cos": cos, "sin": sin, "out": out, "mask": mask, "counted": counted,
+        "layers": layers, "row": row, "cos": cos, "sin": sin, "out": out, "mask": mask, "counted": counted, "stamps": 0,
         "scale": scale, "eps": eps, "head_eps": head_eps, "turn_step": turn_step, "mask_step": mask_step,
     }  # fmt: skip

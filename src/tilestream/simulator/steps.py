@@ -66,7 +66,7 @@ def simulate_step(shape: Shape, device: Device) -> StepRun:
     arrive while a stage waits. What a stage still needs then, it waits for: at the memory's rate, or at an SM's for the
     CTA that has most of it. Arithmetic is hidden behind either.
     """
-    ring = shape.warps * shape.slots * shape.slot_bytes * device.sms
+    ring = shape.slots * shape.slot_bytes * device.sms
     ahead, made = 0.0, []
     for name, layer, size, most in _reads(shape, device.sms):
         waits = device.hand_over_s if made else 0.0

@@ -11,11 +11,13 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
 #include <climits>
+#include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <utility>
+#include <mutex>
 #include <vector>
 
 #include "ptx.cuh"
@@ -65,13 +67,20 @@ struct Copy {
 
 inline char* shared;
 inline u32 shared_bytes;
-inline Meeting everybody;
+inline Meeting everybody, some;
+// What a barrier of copies knows. Copies happen as late as they may: when somebody has waited for them.
+struct Bar {
+  std::mutex lock;
+  std::condition_variable changed;
+  u32 count, left, phase = 0;
+  std::vector<Copy> coming;
+};
+inline Bar* bars[1 << 15];  // by address over eight
 inline Warp* warps;
 inline thread_local int thread, block, blocks;
 inline thread_local u32 turn, team_turn;
 inline thread_local Copy coming[4096];
 inline thread_local int copies;
-inline thread_local std::vector<std::pair<Copy, u32>> asked;  // bulk copies and their barriers
 
 inline Warp& mine() { return warps[thread / 32]; }
 
@@ -105,6 +114,7 @@ TS_DEV int block() { return lanes_host::block; }
 TS_DEV int blocks() { return lanes_host::blocks; }
 TS_DEV void together() { lanes_host::mine().ordered.meet<true>(); }
 TS_DEV void all_together() { lanes_host::everybody.meet<true>(); }
+TS_DEV void meet(int threads) { lanes_host::some.meet<true>((u32)threads); }
 TS_DEV u64 of_lane(u64 v, int lane) { return lanes_host::exchanged({v})(lane, 0); }
 
 TS_DEV u32 vote(bool v) {
@@ -133,6 +143,8 @@ TS_DEV float across_team(float v, int far) {
   warp.team[lane() / TEAM * TEAM].template meet<false>(TEAM);
   return float_of((u32)slot[lane() ^ far].load(lanes_host::relaxed));
 }
+
+TS_DEV void renew(int&) {}
 
 // ---- shared memory
 template <class V>
@@ -190,6 +202,7 @@ TS_DEV void peek_pair(const u64* p, u64& first, u64& second) {
   first = peek(p), second = peek(p + 1);
 }
 TS_DEV void rest() { usleep(1000); }
+TS_DEV void prefetch(const void*) {}
 TS_DEV u64 now_ns() {
   timespec t;
   clock_gettime(CLOCK_MONOTONIC, &t);
@@ -217,30 +230,44 @@ TS_DEV void copies_here() {
   lanes_host::copies = 0;
 }
 
-// A bulk copy spoils its place when it is asked for, and happens when it is waited for, by the lane that asked.
-TS_DEV void begin_bar(u32, u32) {}
-TS_DEV void arrive(u32) {}
+// A bulk copy spoils its place when it is asked for.
+TS_DEV void begin_bar(u32 bar, u32 count) {
+  auto* const made = new lanes_host::Bar;
+  made->count = made->left = count;
+  lanes_host::bars[bar / 8] = made;
+}
+TS_DEV void arrive(u32 bar) {
+  auto& b = *lanes_host::bars[bar / 8];
+  const std::lock_guard<std::mutex> hold(b.lock);
+  if (--b.left) return;
+  b.left = b.count, ++b.phase;
+  b.changed.notify_all();
+}
+TS_DEV void come(u32 bar, const lanes_host::Copy& copy) {
+  auto& b = *lanes_host::bars[bar / 8];
+  const std::lock_guard<std::mutex> hold(b.lock);
+  b.coming.push_back(copy);
+}
 TS_DEV void ask(u32 to, const void* from, u32 bytes, u32 bar) {
   if ((u64)from % 16 || bytes % 16) ts_host::trap("a bulk copy is not aligned");
   for (u32 k = 0; k < bytes; k += 16) std::memset(lanes_host::at(to + k, 16), 0xff, 16);
-  lanes_host::asked.push_back({{to, from, bytes}, bar});
+  come(bar, {to, from, bytes});
+  arrive(bar);
 }
 TS_DEV void copies_arrive(u32 bar) {
-  for (int n = 0; n < lanes_host::copies; ++n) lanes_host::asked.push_back({lanes_host::coming[n], bar});
+  for (int n = 0; n < lanes_host::copies; ++n) come(bar, lanes_host::coming[n]);
   lanes_host::copies = 0;
+  arrive(bar);
 }
-TS_DEV void await(u32 bar, u32) {
-  auto& asked = lanes_host::asked;
-  for (u32 n = 0; n < asked.size();) {
-    const auto [copy, its] = asked[n];
-    if (its == bar) {
-      std::memcpy(lanes_host::shared + copy.to, copy.from, copy.bytes);
-      asked.erase(asked.begin() + n);
-    } else {
-      ++n;
-    }
+TS_DEV void await(u32 bar, u32 parity) {
+  auto& b = *lanes_host::bars[bar / 8];
+  std::unique_lock<std::mutex> hold(b.lock);
+  if (!b.changed.wait_for(hold, std::chrono::seconds(100), [&] { return (b.phase & 1) != parity; })) {
+    std::fprintf(stderr, "a barrier of copies was not reached\n");
+    std::_Exit(42);
   }
-  together();
+  for (const auto& copy : b.coming) std::memcpy(lanes_host::shared + copy.to, copy.from, copy.bytes);
+  b.coming.clear();
 }
 
 // ---- fragments

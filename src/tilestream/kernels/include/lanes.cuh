@@ -19,6 +19,7 @@ TS_DEV int block() { return (int)blockIdx.x; }
 TS_DEV int blocks() { return (int)gridDim.x; }
 TS_DEV void together() { __syncwarp(); }  // the lanes of a warp; what they wrote before, all see behind it
 TS_DEV void all_together() { __syncthreads(); }
+TS_DEV void meet(int threads) { named_sync(1, threads); }  // so many of a CTA, always the same ones
 
 TS_DEV u64 of_lane(u64 v, int lane) {
   const u32 low = __shfl_sync(~0u, (u32)v, lane), high = __shfl_sync(~0u, (u32)(v >> 32), lane);
@@ -48,6 +49,10 @@ TS_DEV float across_team(float v, int far) {
   const u32 members = TEAM == 32 ? ~0u : ((1u << TEAM) - 1u) << (threadIdx.x & 31 & ~(TEAM - 1));
   return __shfl_xor_sync(members, v, far);
 }
+
+// A value that the compiler takes for another one, so that what is made from it is made again: kept for a whole loop it would
+// take registers.
+TS_DEV void renew(int& v) { asm volatile("" : "+r"(v)); }
 
 // ---- shared memory
 TS_DEV void put32(u32 at, u32 v) { sts32(at, v); }
@@ -114,6 +119,7 @@ TS_DEV void peek_pair(const u64* p, u64& first, u64& second) {  // each whole
   asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];" : "=l"(first), "=l"(second) : "l"(p) : "memory");
 }
 TS_DEV void rest() {}  // while others are waited for
+TS_DEV void prefetch(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 TS_DEV void store8(void* p, u32 v) { *(unsigned char*)p = (unsigned char)v; }
 TS_DEV void store32(void* p, u32 v) { *(u32*)p = v; }
 TS_DEV void store128(void* p, const u32 (&v)[4]) { *(uint4*)p = {v[0], v[1], v[2], v[3]}; }

@@ -26,31 +26,7 @@ struct Step : StepRows {
   using StepRows::StepRows;
 
   // ---- attention of the queries of one head of keys over a share of the cache
-  static constexpr int OF_POSITION = FEATURES / 8, AT_ONCE = LANES / OF_POSITION;  // lanes of a position; positions of a warp
-  static constexpr int EACH = GROUP > 2 ? 1 : 2, ROUND = EACH * WARPS * AT_ONCE;  // loads under way of a lane; positions of a CTA
-  struct Cached {
-    u32 keys[EACH][4], values[EACH][4];
-    float masks[EACH];
-  };
-  TS_DEV int place(int start, int e) const { return start + (e * WARPS + warp) * AT_ONCE + lane / OF_POSITION; }
-  TS_DEV void load_cached(Cached& c, int head, int sequence, int start, int end) const {
-#pragma unroll
-    for (int e = 0; e < EACH; ++e) {
-      const int s = place(start, e);
-      c.masks[e] = NOTHING;
-      if (s >= end) continue;
-      const long long at = ((((long long)sequence * KEY_HEADS + head) * POSITIONS + s) * FEATURES + lane % OF_POSITION * 8) * 2;
-      if (s != position) {
-        lanes::load128(p.layers[layer].keys + at, c.keys[e]);
-        lanes::load128(p.layers[layer].values + at, c.values[e]);
-      }
-#if MASKED
-      c.masks[e] = single(p.mask, sequence * p.mask_step + s);
-#else
-      c.masks[e] = 0;
-#endif
-    }
-  }
+  static constexpr int OF_POSITION = FEATURES / 8, ABREAST = LANES / OF_POSITION;  // lanes of a position; positions of a warp
   // A head of a query or a key: its norm, its rotation; each lane has elements lane, lane + 32, ...
   TS_DEV void turned(u32 at, int sequence, const char* weights, bool is_key, char* to) const {
     constexpr int OF_LANE = FEATURES / LANES;
@@ -80,40 +56,44 @@ struct Step : StepRows {
   }
   // Shares of the cache of the sequences, of the heads of this CTA's team.
   TS_DEV void attend(long long place_of_token) {
-    const int items = heads() * BATCH * SPLITS;
-    if (member < items) delay(ATTEND);
-    for (int item = member; item < items; item += members)
-      attend(team + teams * (item / (BATCH * SPLITS)), item / SPLITS % BATCH, item % SPLITS, place_of_token);
-  }
-  TS_APART void attend(int head, int sequence, int share, long long place_of_token) {
+    if (member >= items) return;
+    renew();
+    mark(ATTEND, 0);
+    delay(ATTEND);
     if (place_of_token < 0 || place_of_token >= POSITIONS) lanes::give_up(p.record, NO_POSITION, block, POSITIONS, place_of_token);
-    position = (int)place_of_token;
-    const int limit = (int)lanes::get32(base + LIMITS + sequence * 4), each = (limit + SPLITS - 1) / SPLITS;
-    const int start = share * each, end = start + each < limit ? start + each : limit;
+#pragma unroll 1
+    for (int item = member; item < items; item += members) attend(share_of(base, item), (int)place_of_token);
+    mark(ATTEND, 2);
+  }
+  TS_DEV void attend(const Share& s, int position) {
     const StepLayer& l = p.layers[layer];
-    Cached c;
-    load_cached(c, head, sequence, start, end);
     // Queries, key, value of this head, as they come.
-    const u32 given = base + SCRATCH_AT, merged = given + OF_HEAD * 4;
-    const int of = (sequence * KEY_HEADS + head) * OF_HEAD;
+    const u32 given = base + ATTENTION_AT, merged = given + OF_HEAD * 4;
+    const int of = (s.sequence * KEY_HEADS + s.head) * OF_HEAD;
     const u64* from = words(layer, PROJECTED);
     const Wanted w = wanted(ATTEND);
-    lanes::all_together();  // what lay there is read
+    together();  // what lay there is read
     for (int i = of + thread; i < of + OF_HEAD; i += THREADS)
-      put_float(given + (i - of) * 4, value_of(settled(lanes::peek(from + i), from + i, w, i)));
-    lanes::all_together();
-    const int owner = position / each;
-    const bool owns = (owner < SPLITS ? owner : SPLITS - 1) == share;
-    const long long mine = (((long long)sequence * KEY_HEADS + head) * POSITIONS + position) * FEATURES * 2;
-    if (warp < GROUP) turned(given + warp * FEATURES * 4, sequence, l.query_norm, false, nullptr);
-    if (warp == GROUP) turned(given + GROUP * FEATURES * 4, sequence, l.key_norm, true, owns ? l.keys + mine : nullptr);
-    if (warp == GROUP + 1)
+      put_float(given + (i - of) * 4, value_of(waited(from + i, w, i)));
+    together();
+    mark(ATTEND, 1);
+    const int owner = position / s.each;
+    const bool owns = (owner < SPLITS ? owner : SPLITS - 1) == s.share;
+    const long long mine = (s.row + position) * FEATURES * 2;
+#pragma unroll 1
+    for (int h = warp; h < GROUP + 2; h += WARPS) {
+      const bool is_key = h == GROUP;
+      if (h <= GROUP) {
+        turned(given + h * FEATURES * 4, s.sequence, is_key ? l.key_norm : l.query_norm, is_key, is_key && owns ? l.keys + mine : nullptr);
+        continue;
+      }
       for (int f = lane; f < FEATURES; f += LANES) {
-        const u32 at = given + ((GROUP + 1) * FEATURES + f) * 4, rounded = Element::pack(get_float(at), 0);
+        const u32 at = given + (h * FEATURES + f) * 4, rounded = Element::pack(get_float(at), 0);
         put_float(at, Element::low(rounded));
         if (owns) *(u16*)(l.values + mine + f * 2) = (u16)rounded;
       }
-    lanes::all_together();
+    }
+    together();
     float most[GROUP], sum[GROUP], values[GROUP][8];
 #pragma unroll
     for (int g = 0; g < GROUP; ++g) {
@@ -123,55 +103,54 @@ struct Step : StepRows {
     }
     const u32 feature = lane % OF_POSITION * 32;
 #pragma unroll 1
-    for (int first = start; first < end; first += ROUND) {
-      float keys[EACH][8], cached[EACH][8], masks[EACH];
+    for (int first = s.start; first < s.end; first += OF_SLOT) {
+      const int count = s.end - first < OF_SLOT ? s.end - first : OF_SLOT;
+      const u32 slot = base + turn.slot * SLOT;
+      lanes::await(base + FULL + turn.slot * 8, turn.parity);
+#pragma unroll 1
+      for (int at = 0; at < count; at += WARPS * ABREAST) {
+        const int row = at + warp * ABREAST + lane / OF_POSITION;
+        const bool is_there = row < count, is_new = first + row == position;
+        float mask = is_there ? 0 : NOTHING;
+#if MASKED
+        if (is_there) mask = single(p.mask, s.sequence * p.mask_step + first + row);
+#endif
+        float keys[8] = {}, cached[8] = {};
+        if (is_new) {
 #pragma unroll
-      for (int e = 0; e < EACH; ++e) {
-        const bool is_new = place(first, e) == position;
-        masks[e] = c.masks[e] > NOTHING ? c.masks[e] * LOG2_E : NOTHING;
-#pragma unroll
-        for (int k = 0; k < 8; ++k) {
-          const u32 at = given + GROUP * FEATURES * 4 + feature + k * 4;
-          keys[e][k] = k % 2 ? Element::high(c.keys[e][k / 2]) : Element::low(c.keys[e][k / 2]);
-          cached[e][k] = k % 2 ? Element::high(c.values[e][k / 2]) : Element::low(c.values[e][k / 2]);
-          if (is_new) keys[e][k] = get_float(at), cached[e][k] = get_float(at + FEATURES * 4);
-        }
-      }
-      load_cached(c, head, sequence, first + ROUND, end);
-#pragma unroll
-      for (int g = 0; g < GROUP; ++g) {
-        u32 q[2][4];
-        lanes::get128(given + g * FEATURES * 4 + feature, q[0]);
-        lanes::get128(given + g * FEATURES * 4 + feature + 16, q[1]);
-        float scores[EACH], now = most[g];
-#pragma unroll
-        for (int e = 0; e < EACH; ++e) {
-          scores[e] = 0;
-#pragma unroll
-          for (int k = 0; k < 8; ++k) scores[e] += keys[e][k] * ts::float_of(q[k / 4][k % 4]);
-        }
-#pragma unroll
-        for (int far = 1; far < OF_POSITION; far *= 2)
-#pragma unroll
-          for (int e = 0; e < EACH; ++e) scores[e] += lanes::across(scores[e], far);
-#pragma unroll
-        for (int e = 0; e < EACH; ++e) {
-          scores[e] = masks[e] > NOTHING ? scores[e] + masks[e] : NOTHING;
-          now = scores[e] > now ? scores[e] : now;
-        }
-        const float before = ts::ex2(most[g] - now);
-        most[g] = now, sum[g] *= before;
-#pragma unroll
-        for (int k = 0; k < 8; ++k) values[g][k] *= before;
-#pragma unroll
-        for (int e = 0; e < EACH; ++e)
-          if (scores[e] > NOTHING) {
-            const float weight = ts::ex2(scores[e] - now);
-            sum[g] += weight;
-#pragma unroll
-            for (int k = 0; k < 8; ++k) values[g][k] += weight * cached[e][k];
+          for (int k = 0; k < 8; ++k) {
+            const u32 its = given + GROUP * FEATURES * 4 + feature + k * 4;
+            keys[k] = get_float(its), cached[k] = get_float(its + FEATURES * 4);
           }
+        } else if (is_there) {
+          u32 v[2][4];
+          const u32 its = slot + row * (FEATURES * 2) + feature / 2;
+          lanes::get128(its, v[0]), lanes::get128(its + OF_SLOT * FEATURES * 2, v[1]);
+#pragma unroll
+          for (int k = 0; k < 4; ++k) {
+            keys[2 * k] = Element::low(v[0][k]), keys[2 * k + 1] = Element::high(v[0][k]);
+            cached[2 * k] = Element::low(v[1][k]), cached[2 * k + 1] = Element::high(v[1][k]);
+          }
+        }
+        const bool counts = mask > NOTHING;
+#pragma unroll
+        for (int g = 0; g < GROUP; ++g) {
+          u32 q[2][4];
+          lanes::get128(given + g * FEATURES * 4 + feature, q[0]), lanes::get128(given + g * FEATURES * 4 + feature + 16, q[1]);
+          float score = 0;
+#pragma unroll
+          for (int k = 0; k < 8; ++k) score += keys[k] * ts::float_of(q[k / 4][k % 4]);
+#pragma unroll
+          for (int far = 1; far < OF_POSITION; far *= 2) score += lanes::across(score, far);
+          score = counts ? score + mask * LOG2_E : NOTHING;
+          const float now = score > most[g] ? score : most[g], before = ts::ex2(most[g] - now);
+          const float weight = counts ? ts::ex2(score - now) : 0.0f;
+          most[g] = now, sum[g] = sum[g] * before + weight;
+#pragma unroll
+          for (int k = 0; k < 8; ++k) values[g][k] = values[g][k] * before + weight * cached[k];
+        }
       }
+      free_slot();
     }
     // Positions of a warp together, then warps.
     constexpr int PART = FEATURES + 2;
@@ -193,9 +172,9 @@ struct Step : StepRows {
       }
       if (lane == 0) lanes::put_pair(to + FEATURES * 4, most[g], sum[g]);
     }
-    lanes::all_together();
+    together();
     for (int i = thread; i < GROUP * FEATURES / 2; i += THREADS) {
-      const int g = i / (FEATURES / 2), f = i % (FEATURES / 2) * 2, query = head * GROUP + g;
+      const int g = i / (FEATURES / 2), f = i % (FEATURES / 2) * 2, query = s.head * GROUP + g;
       float largest = NOTHING, total = 0, low = 0, high = 0;
 #pragma unroll
       for (int w = 0; w < WARPS; ++w) {
@@ -211,7 +190,7 @@ struct Step : StepRows {
         total += weight * of, low += weight * a, high += weight * b;
       }
       const float times = total > 0 ? 1.0f / total : 0.0f;
-      const int row = share * BATCH + sequence;
+      const int row = s.share * BATCH + s.sequence;
       store_word(words(layer, ATTENDED) + row * (QUERY / 2) + query * (FEATURES / 2) + f / 2, Element::pack(low * times, high * times), tag);
       if (f == 0 && SPLITS > 1)
         store_word(words(layer, SUMS) + row * HEADS + query, ts::bits_of(total > 0 ? largest + ts::lg2(total) : NOTHING), tag);
@@ -232,7 +211,6 @@ struct Step : StepRows {
 
   // ---- the whole
   TS_DEV void begin() {
-    if (thread < WARPS * SLOTS) lanes::begin_bar(base + BARRIERS + thread * 8, LANES);
     tag = p.epochs[block];
     for (int s = warp; s < BATCH; s += WARPS) {  // positions that count: behind the last of them the cache is not read
       int last = POSITIONS;
@@ -248,10 +226,11 @@ struct Step : StepRows {
 #endif
       if (lane == 0) lanes::put32(base + LIMITS + s * 4, last > 1 ? last : 1);
     }
-    lanes::all_together();
-    for (int n = 0; n < SLOTS; ++n) ring.ask();
+    lanes::together();
+    if (lane == 0) lanes::arrive(base + LIMITS_THERE);
   }
   TS_DEV void run() {
+#pragma unroll 1
     for (; layer < LAYERS; ++layer) {
       ++tag;
       const StepLayer& l = p.layers[layer];
@@ -292,10 +271,17 @@ struct Step : StepRows {
   }
 };
 
-TS_LANES_KERNEL(THREADS, 1) tilestream_step(const TS_PARAM StepParams p) {
+TS_LANES_KERNEL(THREADS + LANES, 1) tilestream_step(const TS_PARAM StepParams p) {
   TS_LANES_SHARED(base);
-  Ring ring(p, base);
-  Step step(p, base, ring);
-  step.begin();
-  step.run();
+  for (int slot = lanes::thread(); slot < SLOTS; slot += THREADS + LANES)
+    lanes::begin_bar(base + FULL + slot * 8, LANES), lanes::begin_bar(base + FREE + slot * 8, WARPS);
+  if (lanes::thread() == 0) lanes::begin_bar(base + LIMITS_THERE, WARPS);
+  lanes::all_together();
+  if (lanes::warp() == WARPS) {
+    Loader(p, base).run();
+  } else {
+    Step step(p, base);
+    step.begin();
+    step.run();
+  }
 }

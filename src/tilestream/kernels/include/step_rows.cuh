@@ -5,11 +5,12 @@
 
 using Element = ts::bf16;
 
-constexpr int LANES = 32, THREADS = WARPS * LANES;
+constexpr int LANES = 32, THREADS = WARPS * LANES;  // that multiply; one more warp loads weights
 constexpr int TILE = 8, DEPTH = 32;  // rows of a product that a CTA has at once; columns that a warp multiplies at once
-constexpr int UNDER_WAY = 4;         // groups of four words of a lane
+constexpr int UNDER_WAY = 4;  // groups of four words of a lane
 constexpr int QUERY = HEADS * FEATURES, KEYS = KEY_HEADS * FEATURES, QKV = QUERY + 2 * KEYS;
 constexpr int GROUP = HEADS / KEY_HEADS, OF_HEAD = (GROUP + 2) * FEATURES;  // queries, key, value of a head of keys
+constexpr int AT_ONCE = BATCH * 16 <= THREADS ? 4 : BATCH * 8 <= THREADS ? 2 : 1;  // threads that put two sums together
 constexpr int EIGHTS = (BATCH + 7) / 8, TALL = (EIGHTS + 1) / 2;             // of sequences; products of sixteen
 enum { PROJECT, ATTEND, OUTPUT, GATE, DOWN, HEAD };                          // stages: five of a layer, and one
 enum { NO_POSITION = 16 };                                                   // in a record: the index is not one of the cache
@@ -23,8 +24,10 @@ TS_DEV constexpr int halves(int stage) { return GATED && stage == GATE ? 2 : 1; 
 TS_DEV constexpr int over(int n, int by) { return (n + by - 1) / by; }
 TS_DEV constexpr int chunk(int stage) { return over(columns(stage), WARPS * DEPTH * over(columns(stage), WARPS * CHUNK)) * DEPTH; }
 TS_DEV constexpr int chunks(int stage) { return over(columns(stage), chunk(stage)); }
-// Bytes of a row of a slot: two rows together meet no bank twice.
-TS_DEV constexpr int pitch(int stage) { return chunk(stage) * 2 + (chunk(stage) * 2 % 128 ? 0 : 64); }
+// A slot of the ring has a piece of every warp: eight rows of so many columns, of which two rows together meet no bank twice.
+TS_DEV constexpr int segments(int stage) { return over(chunks(stage), WARPS); }
+TS_DEV constexpr int wide(int stage) { return columns(stage) < WARPS * chunk(stage) ? columns(stage) : WARPS * chunk(stage); }
+TS_DEV constexpr int pitch(int stage) { return wide(stage) * 2 + (wide(stage) * 2 % 128 ? 0 : 64); }
 // Words of a buffer. There are two, of even and of odd layers. A word is two values of a sequence's row, or one of PROJECTED.
 constexpr int ROW = 0, PROJECTED = ROW + BATCH * WIDTH / 2, ATTENDED = PROJECTED + BATCH * QKV,
               SUMS = ATTENDED + SPLITS * BATCH * QUERY / 2, MIDDLE = SUMS + (SPLITS * BATCH * HEADS + 1) / 2 * 2,
@@ -32,12 +35,16 @@ constexpr int ROW = 0, PROJECTED = ROW + BATCH * WIDTH / 2, ATTENDED = PROJECTED
 TS_DEV constexpr int input(int stage) {
   return stage == OUTPUT ? ATTENDED : stage == GATE ? MIDDLE : stage == DOWN ? GATED_ROW : ROW;
 }
-// Shared memory: rings; parts of sums, or attention's; parts of norms and norms; limits of sequences; barriers.
-constexpr u32 SCRATCH_AT = WARPS * SLOTS * SLOT, MOMENTS = SCRATCH_AT + SCRATCH, NORMS = MOMENTS + chunks(PROJECT) * BATCH * 8,
-              LIMITS = NORMS + BATCH * 8, BARRIERS = LIMITS + BATCH * 8;
-static_assert(GATED_ROW + BATCH * HIDDEN / 2 == WORDS && BARRIERS + WARPS * SLOTS * 8 == SHARED_BYTES);
+// Shared memory: the ring; attention's parts; warps' sums of tiles; parts of norms; limits of sequences; barriers, which say
+// that a slot is full and that it is free.
+constexpr u32 SUMS_OF_TILE = 2 * WARPS * BATCH * TILE * 4;
+constexpr u32 ATTENTION_AT = SLOTS * SLOT, SUMS_AT = ATTENTION_AT + ATTENTION, MOMENTS = SUMS_AT + BUFFERS * SUMS_OF_TILE,
+              LIMITS = MOMENTS + chunks(PROJECT) * BATCH * 8, FULL = LIMITS + BATCH * 8, FREE = FULL + SLOTS * 8,
+              LIMITS_THERE = FREE + SLOTS * 8;
+constexpr int OF_SLOT = SLOT / (FEATURES * 4);  // positions of the cache, keys and then values
+static_assert(GATED_ROW + BATCH * HIDDEN / 2 == WORDS && LIMITS_THERE + 8 == SHARED_BYTES);
 static_assert(TILE * pitch(DOWN) <= SLOT && TILE * pitch(PROJECT) <= SLOT && TILE * pitch(OUTPUT) <= SLOT && SLOT % 128 == 0);
-static_assert(FEATURES % 64 == 0 && FEATURES <= 256 && GROUP <= 8 && GROUP + 2 <= WARPS && BATCH * 4 <= THREADS);
+static_assert(FEATURES % 64 == 0 && FEATURES <= 256 && GROUP <= 8 && BATCH * 4 * AT_ONCE <= THREADS);
 static_assert(WIDTH % DEPTH == 0 && HIDDEN % DEPTH == 0);
 constexpr float LOG2_E = 1.44269504f, NOTHING = -3.0e38f;  // below every score
 
@@ -79,44 +86,68 @@ struct Wanted {
   u64* record;
   u32 tag;
   int stage, layer;
-  TS_APART void expired(int element, u32 found) const {
+  [[noreturn]] TS_APART void expired(int element, u32 found) const {
     lanes::give_up(record, stage, layer << 16 | lanes::block(), element, found);
+    __builtin_unreachable();
   }
 };
-// Polls until a word has its tag; a call of its own, since nearly all others find theirs at once.
-TS_APART u64 waited(const u64* at, const Wanted& w, int element) {
-  const u64 start = lanes::now_ns();
-  for (u32 tries = 1;; ++tries) {
+// How long something was tried.
+struct Patience {
+  u64 start = 0;
+  u32 tries = 0;
+  TS_DEV bool is_over() {
+    lanes::rest();
+    if (++tries % 1024) return false;
+    const u64 now = lanes::now_ns();
+    if (start == 0) start = now;
+    return now - start > TIMEOUT;
+  }
+};
+TS_DEV u64 waited(const u64* at, const Wanted& w, int element) {
+  for (Patience patience;;) {
     const u64 v = lanes::peek(at);
     if (tag_of(v) == w.tag) return v;
-    lanes::rest();
-    if (tries % 1024 == 0 && lanes::now_ns() - start > TIMEOUT) w.expired(element, tag_of(v));
+    if (patience.is_over()) w.expired(element, tag_of(v));
   }
 }
-TS_DEV u64 settled(u64 v, const u64* at, const Wanted& w, int element) {
-  return tag_of(v) == w.tag ? v : waited(at, w, element);
-}
 
-// Who has which tiles of a product's rows.
+// Of attention's work: a head of keys, a sequence, a share of the positions from `start` on.
+struct Share {
+  int head, sequence, share, each, start, end;
+  long long row;  // of the cache
+};
+
+// Who has which tiles of a product's rows, and what of attention.
 struct Tiles {
   const int block, grid;
   // CTAs that have the rows of the same heads of keys, and attend to them.
-  const int teams, members, team, member;
+  const int teams, members, team, member, heads, items;
   TS_DEV Tiles()
       : block(lanes::block()),
         grid(lanes::blocks()),
         teams(KEY_HEADS < grid ? KEY_HEADS : grid),
         members(grid / teams),
         team(block % teams),
-        member(block / teams) {}
-  TS_DEV int heads() const { return member < members ? (KEY_HEADS - team + teams - 1) / teams : 0; }
+        member(block / teams),
+        heads(member < members ? (KEY_HEADS - team + teams - 1) / teams : 0),
+        items(heads * BATCH * SPLITS) {}
   // Those of this CTA: of its heads, or spread over the grid; gate's from its other end on.
   TS_DEV int first_tile(int stage) const { return stage == PROJECT ? member : stage == GATE ? grid - 1 - block : block; }
   TS_DEV int step(int stage) const { return stage == PROJECT ? members : grid; }
-  TS_DEV int tiles(int stage) const { return stage == PROJECT ? heads() * (OF_HEAD / TILE) : over(rows(stage), TILE); }
+  TS_DEV int tiles(int stage) const { return stage == PROJECT ? heads * (OF_HEAD / TILE) : over(rows(stage), TILE); }
   // A tile of QKV: its head of keys, and its first row among those of this head.
   TS_DEV int head_of(int tile) const { return team + teams * (tile / (OF_HEAD / TILE)); }
   TS_DEV static int within(int tile) { return tile % (OF_HEAD / TILE) * TILE; }
+  TS_DEV Share share_of(u32 base, int item) const {
+    Share s = {team + teams * (item / (BATCH * SPLITS)), item / SPLITS % BATCH, item % SPLITS};
+    const int limit = (int)lanes::get32(base + LIMITS + s.sequence * 4);
+    s.each = (limit + SPLITS - 1) / SPLITS, s.start = s.share * s.each, s.end = s.start + s.each < limit ? s.start + s.each : limit;
+    s.row = ((long long)s.sequence * KEY_HEADS + s.head) * POSITIONS;
+    return s;
+  }
+  // Tiles that have the same values when they come: two, where those are not kept for all.
+  TS_DEV static constexpr bool is_kept(int stage) { return chunks(stage) <= WARPS; }
+  TS_DEV static constexpr int at_once(int stage) { return is_kept(stage) || halves(stage) > 1 ? 1 : 2; }
   // The same of three parts that lie apart, and the row there.
   TS_DEV const char* of_three(int tile, const char* query, const char* key, const char* value, int& row) const {
     const int head = head_of(tile), first = within(tile);
@@ -125,82 +156,123 @@ struct Tiles {
   }
 };
 
-// The weights that a warp will want, in its ring: a piece is a tile's rows and some of their columns.
-struct Ring : Tiles {
+// A place in the ring, and how often it was gone round.
+struct Turn {
+  u32 slot = 0, parity = 0;
+  TS_DEV void next() {
+    if (++slot == SLOTS) slot = 0, parity ^= 1;
+  }
+};
+
+// The warp that asks for weights, in the order in which the others will want them.
+struct Loader : Tiles {
   const StepParams& p;
-  const int warp, lane;
-  const u32 slots, bars;
-  int stage, layer, tile, at, half, asked;  // the next piece to be asked for
-  TS_DEV Ring(const StepParams& p, u32 base)
-      : p(p),
-        warp(lanes::warp()),
-        lane(lanes::lane()),
-        slots(base + warp * (SLOTS * SLOT)),
-        bars(base + BARRIERS + warp * (SLOTS * 8)),
-        stage(PROJECT),
-        layer(0),
-        tile(first_tile(PROJECT)),
-        at(first(PROJECT)),
-        half(0),
-        asked(0) {}
-  TS_DEV int first(int stage) const { return (warp + 5 * stage) & (WARPS - 1); }  // piece of a tile
-  TS_DEV u32 slot(int n) const { return slots + n % SLOTS * SLOT; }
-  TS_DEV u32 barrier(int n) const { return bars + n % SLOTS * 8; }
-  // Ask for the next piece, if there is one: of gate and up in turns. A call of its own: inlined everywhere it takes registers.
-  TS_APART void ask() {
-    while (tile >= tiles(stage) || at >= chunks(stage)) {
-      if (stage == HEAD) return;
-      if (stage == DOWN) {
-        stage = ++layer < LAYERS ? PROJECT : HEAD;
-      } else {
-        stage += stage == PROJECT ? 2 : 1;
-      }
-      tile = first_tile(stage), at = first(stage);
-    }
-    const StepLayer& l = p.layers[stage == HEAD ? 0 : layer];
-    const char* of = stage == OUTPUT ? l.output : stage == GATE ? (half ? l.up : l.gate) : stage == DOWN ? l.down : p.head;
-    int row = tile * TILE;
-    if (stage == PROJECT) of = of_three(tile, l.query, l.key, l.value, row);
-    const long long start = at * chunk(stage), left = columns(stage) - start;
-    const int count = left < chunk(stage) ? (int)left : chunk(stage);
-    if (is_turned(stage)) {
+  const u32 base;
+  const int lane;
+  Turn turn;
+  TS_DEV Loader(const StepParams& p, u32 base) : p(p), base(base), lane(lanes::lane()) {}
+  // Rows of a tile, of which `there` exist, from a segment on.
+  template <int STAGE>
+  TS_DEV void ask(const char* of, int row, int there, int segment) {
+    const u32 to = base + turn.slot * SLOT, full = base + FULL + turn.slot * 8;
+    lanes::await(base + FREE + turn.slot * 8, turn.parity ^ 1);  // at first they all are
+    const int start = segment * wide(STAGE), left = columns(STAGE) - start, count = left < wide(STAGE) ? left : wide(STAGE);
+    if constexpr (is_turned(STAGE)) {
       // Inputs in the order in which `piece` has them: rows 2 m + 8 a + e of 32 lie at 8 m + 2 a + e.
-      const char* const from = of + (start * rows(stage) + row) * 2;
+      const char* const from = of + ((long long)start * rows(STAGE) + row) * 2;
+#pragma unroll 4
       for (int k = lane; k < count; k += LANES)
-        lanes::copy128(slot(asked) + ((k & ~31) + (k >> 1 & 3) * 8 + (k >> 3 & 3) * 2 + (k & 1)) * 16, from + (long long)k * rows(stage) * 2, 16);
-      lanes::copies_arrive(barrier(asked));
-    } else if (lane < TILE && (stage != HEAD || row + lane < VOCABULARY)) {
-      const char* const from = of + ((long long)(row + lane) * columns(stage) + start) * 2;
-      lanes::ask(slot(asked) + lane * pitch(stage), from, count * 2, barrier(asked));
+        lanes::copy128(to + ((k & ~31) + (k >> 1 & 3) * 8 + (k >> 3 & 3) * 2 + (k & 1)) * 16, from + (long long)k * rows(STAGE) * 2, 16);
+      lanes::copies_arrive(full);
+    } else if (lane < TILE && lane < there) {
+      lanes::ask(to + lane * pitch(STAGE), of + ((long long)(row + lane) * columns(STAGE) + start) * 2, count * 2, full);
     } else {
-      lanes::arrive(barrier(asked));
+      lanes::arrive(full);
     }
-    ++asked;
-    half = half + 1 < halves(stage);
-    if (half) return;
-    at += WARPS;
-    if (at >= chunks(stage)) at = first(stage), tile += step(stage);
+    turn.next();
+  }
+  template <int STAGE>
+  TS_DEV void ask_all(int layer) {
+    const StepLayer& l = p.layers[layer];
+    if constexpr (STAGE == PROJECT || STAGE == GATE)
+      for (int c = lane * 64; c < WIDTH; c += LANES * 64) {  // norms: in the L2 when they are wanted
+        lanes::prefetch((STAGE == GATE ? l.middle_norm : l.norm) + c * 2);
+        if (LAYER_NORMS) lanes::prefetch((STAGE == GATE ? l.middle_norm_bias : l.norm_bias) + c * 2);
+      }
+    for (int first = first_tile(STAGE); first < tiles(STAGE); first += at_once(STAGE) * step(STAGE))
+      for (int segment = 0; segment < segments(STAGE); ++segment)
+        for (int n = 0, tile = first; n < at_once(STAGE) && tile < tiles(STAGE); ++n, tile += step(STAGE)) ask_tile<STAGE>(l, tile, segment);
+  }
+  template <int STAGE>
+  TS_DEV void ask_tile(const StepLayer& l, int tile, int segment) {
+    int row = tile * TILE;
+    const char* of = STAGE == OUTPUT ? l.output : STAGE == GATE ? l.gate : STAGE == DOWN ? l.down : p.head;
+    if constexpr (STAGE == PROJECT) of = of_three(tile, l.query, l.key, l.value, row);
+    const int there = STAGE == HEAD ? VOCABULARY - row : TILE;
+    ask<STAGE>(of, row, there, segment);
+    if constexpr (halves(STAGE) > 1) ask<STAGE>(l.up, row, there, segment);
+  }
+  // Keys and values of the shares that this CTA attends to, but for the token's own row, which comes with this step.
+  TS_DEV void ask_cached(int layer) {
+    if (member >= items) return;
+    const StepLayer& l = p.layers[layer];
+    const long long position = *l.length;
+    for (int item = member; item < items; item += members) {
+      const Share s = share_of(base, item);
+      for (int first = s.start; first < s.end; first += OF_SLOT) {
+        const int last = first + OF_SLOT < s.end ? first + OF_SLOT : s.end;
+        const u32 to = base + turn.slot * SLOT, full = base + FULL + turn.slot * 8;
+        lanes::await(base + FREE + turn.slot * 8, turn.parity ^ 1);
+        // Lanes 0 and 1: keys in front of the token's and behind it; 2 and 3: values.
+        const bool behind = lane & 1, is_value = lane & 2;
+        const long long cut = position + behind < first ? first : position + behind < last ? position + behind : last;
+        const long long from = behind ? cut : first, until = behind ? last : cut;
+        if (lane < 4 && from < until) {
+          const u32 row = (u32)(from - first) + (is_value ? OF_SLOT : 0);
+          lanes::ask(to + row * (FEATURES * 2), (is_value ? l.values : l.keys) + (s.row + from) * (FEATURES * 2), (u32)(until - from) * (FEATURES * 2), full);
+        } else {
+          lanes::arrive(full);
+        }
+        turn.next();
+      }
+    }
+  }
+  TS_DEV void run() {
+#pragma unroll 1
+    for (int layer = 0; layer < LAYERS; ++layer) {
+      ask_all<PROJECT>(layer);
+      if (layer == 0) lanes::await(base + LIMITS_THERE, 0);
+      ask_cached(layer);
+      ask_all<OUTPUT>(layer), ask_all<GATE>(layer), ask_all<DOWN>(layer);
+    }
+    ask_all<HEAD>(0);
+    if (TURNED) lanes::copies_here();
   }
 };
 
 struct StepRows : Tiles {
   const StepParams& p;
   const u32 base;
-  const int thread, warp, lane;
+  int thread, warp, lane;
   u32 tag;  // of this layer's values
-  int layer, position, used;  // pieces of weights
-  Ring& ring;  // apart, so that the rest stays in registers
+  int layer;
+  Turn turn;   // of the ring
+  int buffer;  // of sums
 
-  TS_DEV StepRows(const StepParams& p, u32 base, Ring& ring)
-      : p(p), base(base), thread(lanes::thread()), warp(ring.warp), lane(ring.lane), layer(0), used(0), ring(ring) {}
+  TS_DEV StepRows(const StepParams& p, u32 base)
+      : p(p), base(base), thread(lanes::thread()), warp(lanes::warp()), lane(lanes::lane()), layer(0), buffer(0) {}
+  TS_DEV static void together() { lanes::meet(THREADS); }
+  // At the beginning of a stage: its addresses are its own.
+  TS_DEV void renew() { lanes::renew(thread), lanes::renew(warp), lanes::renew(lane); }
 
   // ---- products: eight rows by all sequences. Lane 4 g + a has columns 8 a .. 8 a + 7 of 32 of sequence g and of row g.
   template <int STAGE>
   using Given = u32[chunk(STAGE) / DEPTH][EIGHTS][4];
+  // The warp's part of the next slot, of `count` columns.
   template <int STAGE>
   TS_DEV void piece(float (&sums)[TALL][4], const Given<STAGE>& x, int count) {
-    lanes::await(ring.barrier(used), used / SLOTS & 1);
-    const u32 from = ring.slot(used);
+    lanes::await(base + FULL + turn.slot * 8, turn.parity);
+    const u32 from = base + turn.slot * SLOT + warp * chunk(STAGE) * (is_turned(STAGE) ? TILE * 2 : 2);
 #pragma unroll
     for (int k = 0; k < chunk(STAGE) / DEPTH; ++k)
       if (k * DEPTH < count) {
@@ -221,9 +293,12 @@ struct StepRows : Tiles {
             lanes::product<Element>(sums[t], a, w[h], w[h + 1]);
           }
       }
+    free_slot();
+  }
+  TS_DEV void free_slot() {
     lanes::together();
-    ++used;
-    ring.ask();
+    if (lane == 0) lanes::arrive(base + FREE + turn.slot * 8);
+    turn.next();
   }
   TS_DEV int sequence(int eight) const {  // whose values this lane multiplies; the last one's instead of none
     const int s = eight * 8 + lane / 4;
@@ -246,59 +321,108 @@ struct StepRows : Tiles {
       }
 #endif
   }
-  // What this warp multiplies with piece `at`: many words under way at once. One that is missing is waited for, then all are
-  // read again. Shares of attention are put together here.
+  // When a stage begins, has its first values, has ended.
+  TS_DEV void mark(int stage, int what) const {
+#if STAMPS
+    if (thread == 0) p.stamps[((long long)block * (LAYERS * 6 + 6) + layer * 6 + stage) * 3 + what] = lanes::now_ns();
+#endif
+  }
+  // What this warp multiplies with piece `at`: many words under way at once, again and again until none is missing.
   template <int STAGE>
   TS_DEV void gather(int at, Given<STAGE>& x) const {
-    constexpr int DEEP = chunk(STAGE) / DEPTH, SHARES = STAGE == OUTPUT ? SPLITS : 1, LOADS = UNDER_WAY / (SHARES * EIGHTS);
-    constexpr int ONCE = LOADS < 1 ? 1 : LOADS < DEEP ? LOADS : DEEP, K = columns(STAGE);
-    const u64* const from = words(layer, input(STAGE));
-    const Wanted w = wanted(STAGE);
+    if constexpr (STAGE == OUTPUT && SPLITS > 1) return merge(at, x);
+    constexpr int DEEP = chunk(STAGE) / DEPTH, LOADS = UNDER_WAY / EIGHTS, ONCE = LOADS < 1 ? 1 : LOADS < DEEP ? LOADS : DEEP;
+    const int start = at * chunk(STAGE), row = columns(STAGE) / 2;
+    const u64* const from = words(layer, input(STAGE)) + column<STAGE>(at, 0) / 2;
 #pragma unroll
     for (int first = 0; first < DEEP; first += ONCE) {
-      u64 v[ONCE][EIGHTS][SHARES][4], sums[ONCE][EIGHTS][SHARES];
-      for (int missing = 0; missing >= 0;) {
-        missing = -1;
-        each<ONCE, EIGHTS, SHARES>([&](int b, int e, int s) {
-          const int c = column<STAGE>(at, first + b), row = s * BATCH + sequence(e), i = row * (K / 2) + c / 2;
-          if (first + b >= DEEP || c >= K) return;
-          u64(&to)[4] = v[b][e][s];
-          lanes::peek_pair(from + i, to[0], to[1]), lanes::peek_pair(from + i + 2, to[2], to[3]);
-          if (SHARES > 1) sums[b][e][s] = lanes::peek(from + SUMS - ATTENDED + row * HEADS + c / FEATURES);
+      u64 v[ONCE][EIGHTS][4];
+      // Words of what there is, and whether they have come: those that say otherwise.
+      const auto over_words = [&](auto what) {
+        each<ONCE, EIGHTS, 2>([&](int b, int e, int j) {
+          if (first + b < DEEP && start + (first + b) * DEPTH < columns(STAGE)) what(v[b][e][2 * j], v[b][e][2 * j + 1], sequence(e) * row + (first + b) * (DEPTH / 2) + 2 * j);
         });
-        each<ONCE, EIGHTS, SHARES>([&](int b, int e, int s) {
-          const int c = column<STAGE>(at, first + b), row = s * BATCH + sequence(e);
-          if (first + b >= DEEP || c >= K) return;
-#pragma unroll
-          for (int j = 0; j < 4; ++j) missing = tag_of(v[b][e][s][j]) == tag ? missing : row * (K / 2) + c / 2 + j;
-          if (SHARES > 1) missing = tag_of(sums[b][e][s]) == tag ? missing : SUMS - ATTENDED + row * HEADS + c / FEATURES;
-        });
-        if (missing >= 0) waited(from + missing, w, missing);
+      };
+      for (Patience patience;;) {
+        u32 wrong = 0;
+        over_words([&](u64& a, u64& b, int i) { lanes::peek_pair(from + i, a, b); });
+        over_words([&](u64& a, u64& b, int) { wrong |= (tag_of(a) ^ tag) | (tag_of(b) ^ tag); });
+        if (wrong == 0) break;
+        if (patience.is_over()) over_words([&](u64& a, u64& b, int i) { expired(wanted(STAGE), from - words(layer, input(STAGE)) + i, a, b); });
       }
-      each<ONCE, EIGHTS, 1>([&](int b, int e, int) {
-        if (first + b >= DEEP) return;
-        u32(&to)[4] = x[first + b][e];
-        const auto& parts = v[b][e];
-        const bool is_there = column<STAGE>(at, first + b) < K;
-        if constexpr (SHARES == 1) {
-#pragma unroll
-          for (int j = 0; j < 4; ++j) to[j] = is_there ? (u32)parts[0][j] : 0;
-        } else {
-          float most = NOTHING, total = 0, merged[8] = {};
-#pragma unroll
-          for (int s = 0; s < SHARES; ++s) most = value_of(sums[b][e][s]) > most ? value_of(sums[b][e][s]) : most;
-#pragma unroll
-          for (int s = 0; s < SHARES; ++s) {
-            const float sum = value_of(sums[b][e][s]), weight = sum > NOTHING ? ts::ex2(sum - most) : 0.0f;
-            total += weight;
-#pragma unroll
-            for (int j = 0; j < 8; ++j) merged[j] += weight * (j % 2 ? Element::high((u32)parts[s][j / 2]) : Element::low((u32)parts[s][j / 2]));
-          }
-#pragma unroll
-          for (int j = 0; j < 4; ++j) to[j] = is_there ? Element::pack(merged[2 * j] / total, merged[2 * j + 1] / total) : 0;
-        }
+      each<ONCE, EIGHTS, 4>([&](int b, int e, int j) {
+        if (first + b < DEEP) x[first + b][e][j] = start + (first + b) * DEPTH < columns(STAGE) ? (u32)v[b][e][j] : 0;
       });
     }
+  }
+  TS_DEV void expired(const Wanted& w, long long i, u64 a, u64 b) const {
+    if (tag_of(a) != tag) w.expired((int)i, tag_of(a));
+    if (tag_of(b) != tag) w.expired((int)i + 1, tag_of(b));
+  }
+  // What attention has made of a row: its shares are put together. Lanes that have no sequence of their own take shares.
+  TS_DEV void merge(int at, Given<OUTPUT>& x) const {
+    constexpr int SEQUENCES = BATCH > 4 ? 8 : BATCH > 2 ? 4 : BATCH;  // of eight rows of lanes
+    constexpr int APART = 8 / SEQUENCES, SHARES = over(SPLITS, APART);
+    const int start = at * chunk(OUTPUT);
+    const u64* const all = words(layer, ATTENDED);
+#pragma unroll 1
+    for (int e = 0; e < EIGHTS; ++e)
+#pragma unroll
+      for (int k = 0; k < chunk(OUTPUT) / DEPTH; ++k) {
+        u32 made[4] = {};
+        if (start + k * DEPTH < QUERY) {
+          const int c = column<OUTPUT>(at, k), own = e * 8 + lane / 4 % SEQUENCES, sequence = own < BATCH ? own : BATCH - 1;
+          u64 v[SHARES][4], sums[SHARES];
+          const auto over_shares = [&](auto what) {
+#pragma unroll
+            for (int n = 0; n < SHARES; ++n) {
+              const int share = n * APART + lane / 4 / SEQUENCES, row = share * BATCH + sequence;
+              if (share < SPLITS) what(v[n], sums[n], row * (QUERY / 2) + c / 2, SUMS - ATTENDED + row * HEADS + c / FEATURES);
+            }
+          };
+          for (Patience patience;;) {
+            u32 wrong = 0;
+            over_shares([&](u64(&of)[4], u64& sum, int i, int its) {
+              lanes::peek_pair(all + i, of[0], of[1]), lanes::peek_pair(all + i + 2, of[2], of[3]);
+              sum = lanes::peek(all + its);
+            });
+            over_shares([&](u64(&of)[4], u64& sum, int, int) {
+              wrong |= (tag_of(of[0]) ^ tag) | (tag_of(of[1]) ^ tag) | (tag_of(of[2]) ^ tag) | (tag_of(of[3]) ^ tag) | (tag_of(sum) ^ tag);
+            });
+            if (wrong == 0) break;
+            if (patience.is_over())
+              over_shares([&](u64(&of)[4], u64& sum, int i, int its) {
+                expired(wanted(OUTPUT), i, of[0], of[1]), expired(wanted(OUTPUT), i + 2, of[2], of[3]), expired(wanted(OUTPUT), its, sum, of[3]);
+              });
+          }
+          lanes::together();
+          float most = NOTHING, total = 0, merged[8] = {};
+          over_shares([&](u64(&)[4], u64& sum, int, int) { most = value_of(sum) > most ? value_of(sum) : most; });
+#pragma unroll
+          for (int far = 4 * SEQUENCES; far < LANES; far *= 2) {
+            const float theirs = lanes::across(most, far);
+            most = theirs > most ? theirs : most;
+          }
+          over_shares([&](u64(&of)[4], u64& sum, int, int) {
+            const float weight = value_of(sum) > NOTHING ? ts::ex2(value_of(sum) - most) : 0.0f;
+            total += weight;
+#pragma unroll
+            for (int j = 0; j < 8; ++j) merged[j] += weight * (j % 2 ? Element::high((u32)of[j / 2]) : Element::low((u32)of[j / 2]));
+          });
+#pragma unroll
+          for (int far = 4 * SEQUENCES; far < LANES; far *= 2) {
+            total += lanes::across(total, far);
+#pragma unroll
+            for (int j = 0; j < 8; ++j) merged[j] += lanes::across(merged[j], far);
+          }
+          const float each = ts::rcp(total);
+#pragma unroll
+          for (int j = 0; j < 4; ++j) made[j] = Element::pack(merged[2 * j] * each, merged[2 * j + 1] * each);
+        }
+#pragma unroll
+        for (int t = 0; t < EIGHTS; ++t)
+          if (t == e) x[k][t][0] = made[0], x[k][t][1] = made[1], x[k][t][2] = made[2], x[k][t][3] = made[3];
+      }
   }
   template <int STAGE>
   TS_DEV void load(int at, Given<STAGE>& x) const {
@@ -335,7 +459,7 @@ struct StepRows : Tiles {
           for (int j = 0; j < 4; ++j) sum += Element::low(x[k][e][j]) + Element::high(x[k][e][j]);
         sum = over_team(sum);
       }
-      const float mean = sum / (float)length<STAGE>(at);
+      const float mean = sum * ts::rcp((float)length<STAGE>(at));
 #pragma unroll
       for (int k = 0; k < chunk(STAGE) / DEPTH; ++k)
         if (column<STAGE>(at, k) < WIDTH)
@@ -349,55 +473,64 @@ struct StepRows : Tiles {
       if (lane % 4 == 0 && s < BATCH) lanes::put_pair(base + MOMENTS + (at * BATCH + s) * 8, sum, squares);
     }
   }
-  // Mean and reciprocal deviation of every sequence, for all warps.
+  // Mean and reciprocal deviation of a sequence of each eight, by the lanes that have its values.
   template <int STAGE>
-  TS_DEV void settle_norms() const {
-    lanes::all_together();
-    if (thread < BATCH) {
+  TS_DEV void settle_norms(Pair (&norms)[EIGHTS]) const {
+    together();
+#pragma unroll
+    for (int e = 0; e < EIGHTS; ++e) {
+      const u32 from = base + MOMENTS + sequence(e) * 8;
       float mean = 0, squares = 0;
       if (LAYER_NORMS) {
-        for (int at = 0; at < chunks(STAGE); ++at) mean += get_float(base + MOMENTS + (at * BATCH + thread) * 8);
-        mean *= 1.0f / WIDTH;
+        for (int at = lane % 4; at < chunks(STAGE); at += 4) mean += get_float(from + at * BATCH * 8);
+        mean = over_team(mean) * (1.0f / WIDTH);
       }
-#pragma unroll 4
-      for (int at = 0; at < chunks(STAGE); ++at) {
-        const Pair part = get_pair(base + MOMENTS + (at * BATCH + thread) * 8);
-        const float count = (float)length<STAGE>(at), off = part.a / count - mean;
-        squares += part.b + (LAYER_NORMS ? count * off * off : 0.0f);
+      for (int at = lane % 4; at < chunks(STAGE); at += 4) {
+        const Pair part = get_pair(from + at * BATCH * 8);
+        const float count = (float)length<STAGE>(at), off = LAYER_NORMS ? part.a * ts::rcp(count) - mean : 0.0f;
+        squares += part.b + count * off * off;
       }
-      lanes::put_pair(base + NORMS + thread * 8, mean, ts::rsqrt_(squares * (1.0f / WIDTH) + p.eps));
+      norms[e] = {mean, ts::rsqrt_(over_team(squares) * (1.0f / WIDTH) + p.eps)};
     }
-    lanes::all_together();
   }
   template <int STAGE>
-  TS_DEV void normalise(int at, Given<STAGE>& x) const {
+  struct NormWeights {
+    u32 weights[chunk(STAGE) / DEPTH][4], biases[LAYER_NORMS ? chunk(STAGE) / DEPTH : 1][4];
+  };
+  template <int STAGE>
+  TS_DEV void load_norm(int at, NormWeights<STAGE>& n) const {
     const StepLayer& l = p.layers[STAGE == HEAD ? 0 : layer];
     const char* const weights = STAGE == HEAD ? p.norm : STAGE == GATE ? l.middle_norm : l.norm;
     const char* const biases = STAGE == HEAD ? p.norm_bias : STAGE == GATE ? l.middle_norm_bias : l.norm_bias;
 #pragma unroll
-    for (int k = 0; k < chunk(STAGE) / DEPTH; ++k) {
-      const int c = column<STAGE>(at, k);
-      if (c >= WIDTH) continue;
-      u32 w[4], added[4] = {};
-      lanes::load128(weights + c * 2, w);
-      if (LAYER_NORMS) lanes::load128(biases + c * 2, added);
-#pragma unroll
-      for (int e = 0; e < EIGHTS; ++e) {
-        const Pair of = get_pair(base + NORMS + sequence(e) * 8);
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          const float a = (Element::low(x[k][e][j]) - of.a) * of.b, b = (Element::high(x[k][e][j]) - of.a) * of.b;
-          x[k][e][j] = Element::pack(a * Element::low(w[j]) + Element::low(added[j]), b * Element::high(w[j]) + Element::high(added[j]));
-        }
+    for (int k = 0; k < chunk(STAGE) / DEPTH; ++k)
+      if (at * chunk(STAGE) + k * DEPTH < WIDTH) {
+        lanes::load128(weights + column<STAGE>(at, k) * 2, n.weights[k]);
+        if (LAYER_NORMS) lanes::load128(biases + column<STAGE>(at, k) * 2, n.biases[LAYER_NORMS ? k : 0]);
       }
-    }
+  }
+  template <int STAGE>
+  TS_DEV void normalise(int at, Given<STAGE>& x, const NormWeights<STAGE>& n, const Pair (&norms)[EIGHTS]) const {
+#pragma unroll
+    for (int k = 0; k < chunk(STAGE) / DEPTH; ++k)
+      if (at * chunk(STAGE) + k * DEPTH < WIDTH)
+#pragma unroll
+        for (int e = 0; e < EIGHTS; ++e)
+#pragma unroll
+          for (int j = 0; j < 4; ++j) {
+            const u32 w = n.weights[k][j], added = LAYER_NORMS ? n.biases[LAYER_NORMS ? k : 0][j] : 0;
+            const float a = (Element::low(x[k][e][j]) - norms[e].a) * norms[e].b, b = (Element::high(x[k][e][j]) - norms[e].a) * norms[e].b;
+            x[k][e][j] = Element::pack(a * Element::low(w) + Element::low(added), b * Element::high(w) + Element::high(added));
+          }
   }
 
   // ---- a stage: its tiles one after the other, each by all warps, whose sums are put together in one order
   struct Place {  // of two sums of a thread
     int tile, sequence, row;
   };
-  TS_DEV u32 part(int half, int warp, int sequence) const { return base + SCRATCH_AT + ((half * WARPS + warp) * BATCH + sequence) * TILE * 4; }
+  TS_DEV u32 part(int half, int warp, int sequence) const {
+    return base + SUMS_AT + buffer * SUMS_OF_TILE + ((half * WARPS + warp) * BATCH + sequence) * TILE * 4;
+  }
   TS_DEV void put_parts(int half, const float (&sums)[TALL][4]) const {
 #pragma unroll
     for (int n = 0; n < 2 * TALL; ++n) {
@@ -405,45 +538,67 @@ struct StepRows : Tiles {
       if (s < BATCH) lanes::put_pair(part(half, warp, s) + lane % 4 * 8, sums[n / 2][n % 2 * 2], sums[n / 2][n % 2 * 2 + 1]);
     }
   }
+  // Neighbours add the sums of some warps each.
   TS_DEV Pair summed(int half, int sequence, int q) const {
+    constexpr int OF_ONE = (WARPS + AT_ONCE - 1) / AT_ONCE;
     Pair sum = {0, 0};
-#pragma unroll 4
-    for (int w = 0; w < WARPS; ++w) sum = sum + get_pair(part(half, w, sequence) + q * 8);
+#pragma unroll
+    for (int w = 0; w < OF_ONE; ++w) sum = sum + get_pair(part(half, lane % AT_ONCE * OF_ONE + w, sequence) + q * 8);
+#pragma unroll
+    for (int far = 1; far < AT_ONCE; far *= 2) sum.a += lanes::across_team<AT_ONCE>(sum.a, far), sum.b += lanes::across_team<AT_ONCE>(sum.b, far);
     return sum;
   }
-  // `before` says what sums are added to, known before anything is waited for; `store` has the sums, and of the other half. A function of its own: its registers are too.
+  // `before` says what sums are added to, known before anything is waited for; `store` has the sums, and of the other half.
   template <int STAGE, class Before, class Store>
-  TS_APART void products(Before before, Store store) {
+  TS_DEV void products(Before before, Store store) {
     if (first_tile(STAGE) >= tiles(STAGE)) return;
+    renew();
+    mark(STAGE, 0);
     delay(STAGE);
-    constexpr int COUNT = chunks(STAGE);
-    constexpr bool KEPT = COUNT <= WARPS;  // each warp has one piece of a row: its values are loaded once
-    const int first = ring.first(STAGE), q = thread % 4;
+    constexpr int COUNT = chunks(STAGE), TILES = at_once(STAGE);
+    constexpr bool NORMED = is_normed(STAGE), KEPT = is_kept(STAGE);  // each warp has one piece of a row: its values are loaded once
+    int later = warp;  // whose turn it is to put sums together goes round, so that no warp is always late
     Given<STAGE> x;
-    if constexpr (is_normed(STAGE)) {
-      for (int at = first; at < COUNT; at += WARPS) load<STAGE>(at, x), measure<STAGE>(at, x);
-      settle_norms<STAGE>();
-      if (KEPT && first < COUNT) normalise<STAGE>(first, x);
+    Pair norms[EIGHTS];
+    NormWeights<STAGE> norm;
+    if constexpr (NORMED) {
+      for (int at = warp; at < COUNT; at += WARPS) load<STAGE>(at, x), measure<STAGE>(at, x);
+      mark(STAGE, 1);
+      if (KEPT && warp < COUNT) load_norm<STAGE>(warp, norm);
+      settle_norms<STAGE>(norms);
+      if (KEPT && warp < COUNT) normalise<STAGE>(warp, x, norm, norms);
     }
-    for (int tile = first_tile(STAGE); tile < tiles(STAGE); tile += step(STAGE)) {
-      const Place place = {tile, thread / 4, tile * TILE + q * 2};
-      const bool mine = thread < BATCH * 4;
-      const Pair given = mine ? before(place) : Pair{0, 0};
-      float sums[TALL][4] = {}, others[TALL][4] = {};
 #pragma unroll 1
-      for (int at = first; at < COUNT; at += WARPS) {
-        if (!KEPT || (!is_normed(STAGE) && tile == first_tile(STAGE))) {
+    for (int tile = first_tile(STAGE); tile < tiles(STAGE); tile += TILES * step(STAGE)) {
+      const int worker = later * LANES + lane, q = worker / AT_ONCE % 4;
+      const bool mine = worker < BATCH * 4 * AT_ONCE, stores = mine && lane % AT_ONCE == 0, two = TILES > 1 && tile + step(STAGE) < tiles(STAGE);
+      const Place place = {tile, worker / (4 * AT_ONCE), tile * TILE + q * 2};
+      const Place next = {tile + step(STAGE), place.sequence, place.row + step(STAGE) * TILE};
+      const Pair given = stores ? before(place) : Pair{0, 0}, given_next = stores && two ? before(next) : Pair{0, 0};
+      float sums[TALL][4] = {}, others[TALL][4] = {};  // others: of the other half, or of the next tile
+#pragma unroll 1
+      for (int segment = 0; segment < segments(STAGE); ++segment) {
+        const int at = segment * WARPS + warp, count = at < COUNT ? length<STAGE>(at) : 0;
+        if (count > 0 && (!KEPT || (!NORMED && tile == first_tile(STAGE)))) {
           load<STAGE>(at, x);
-          if constexpr (is_normed(STAGE)) normalise<STAGE>(at, x);
+          if constexpr (NORMED) load_norm<STAGE>(at, norm), normalise<STAGE>(at, x, norm, norms);
+          if constexpr (!NORMED) mark(STAGE, 1);
         }
-        piece<STAGE>(sums, x, length<STAGE>(at));
-        if constexpr (halves(STAGE) > 1) piece<STAGE>(others, x, length<STAGE>(at));
+        piece<STAGE>(sums, x, count);
+        if (halves(STAGE) > 1 || two) piece<STAGE>(others, x, count);
       }
-      lanes::all_together();
+      if (BUFFERS == 1) together();
       put_parts(0, sums);
-      if constexpr (halves(STAGE) > 1) put_parts(1, others);
-      lanes::all_together();
-      if (mine) store(place, given + summed(0, place.sequence, q), halves(STAGE) > 1 ? summed(1, place.sequence, q) : Pair{0, 0});
+      if (halves(STAGE) > 1 || two) put_parts(1, others);
+      together();
+      if (mine) {
+        const Pair sum = summed(0, place.sequence, q), other = halves(STAGE) > 1 || two ? summed(1, place.sequence, q) : Pair{0, 0};
+        if (stores) store(place, given + sum, other);
+        if (stores && two) store(next, given_next + other, Pair{0, 0});
+      }
+      buffer = BUFFERS - 1 - buffer;
+      later = later == 0 ? WARPS - 1 : later - 1;
     }
+    mark(STAGE, 2);
   }
 };

@@ -40,6 +40,7 @@ def argument(layers: int) -> Struct:
         Field("u32*", "epochs", note="of each CTA: the tag of the last value"),
         Field("u64*", "record"),
         Field("float*", "rows", note="the residual, of whoever has its rows"),
+        Field("u64*", "stamps", note="of each CTA, layer and stage: three times in ns"),
         Field("int", "turn_step", note="from a sequence's cosines to the next one's"),
         Field("int", "mask_step"),
         Field("int", "counted", note="whether lengths grow by one"),
@@ -61,12 +62,14 @@ class StepKernel(Launchable):
 
     shape: Shape
     delays: bool = False
+    stamps: bool = False
     timeout_ns: int = TIMEOUT_NS
     persistent = True
 
     @property
     def frame(self) -> Frame:
-        return Frame(1, "as many as SMs", 32 * self.shape.warps, 1, 0, True, WORDS, host_lanes=32 * self.shape.warps)
+        threads = 32 * (self.shape.warps + 1)
+        return Frame(1, "as many as SMs", threads, 1, 0, True, WORDS, host_lanes=threads)
 
     @property
     def space(self) -> Space:
@@ -83,9 +86,9 @@ class StepKernel(Launchable):
         s = self.shape
         numbers = {name.upper(): int(v) for name, v in asdict(s).items()}
         numbers |= {"SPLITS": s.splits, "SLOTS": s.slots, "SLOT": s.slot_bytes, "CHUNK": s.most_columns}
-        numbers |= {"SCRATCH": s.scratch, "WORDS": s.words, "GATED": int(not s.gpt2), "ROTARY": int(not s.gpt2)}
+        numbers |= {"ATTENTION": s.attention, "BUFFERS": s.buffers, "WORDS": s.words, "GATED": int(not s.gpt2), "ROTARY": int(not s.gpt2)}
         numbers |= dict.fromkeys(("LAYER_NORMS", "BIASED", "TURNED"), int(s.gpt2))
-        numbers |= {"SHARED_BYTES": s.shared_bytes, "TIMEOUT": f"{self.timeout_ns}ull", "DELAYS": int(self.delays)}
+        numbers |= {"SHARED_BYTES": s.shared_bytes, "TIMEOUT": f"{self.timeout_ns}ull", "DELAYS": int(self.delays), "STAMPS": int(self.stamps)}
         return text_of("step.cuh", argument(s.layers), numbers, "lanes.cuh")
 
     def grid(self, rows: int, sms: int) -> int:

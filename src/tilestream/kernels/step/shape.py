@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-WARPS = 16
-"""Of a CTA."""
+WARPS = 8
+"""Of a CTA, that multiply; one more loads weights."""
 TILE, DEPTH = 8, 32
 """Rows of a product that a CTA has at once; columns that a warp multiplies at once."""
-MOST_BATCH, MOST_SLOTS = 32, 8
+MOST_BATCH, MOST_SLOTS = 32, 32
 SHARED_BYTES = 227 * 1024
-SHARE, MOST_SPLITS = 128, 8
+SHARE, MOST_SPLITS = 64, 8
 """Positions of the cache that a CTA should have at least, and the most shares: who needs attention reads all."""
 MOST_GROUP, MOST_LAYERS = 8, 128
 
@@ -75,41 +75,51 @@ class Shape:
 
     @property
     def most_columns(self) -> int:
-        """Of a piece, whose values of all sequences are in registers: wide rows of few sequences are not read twice."""
-        return 256 if self.batch <= 8 and self.width > 128 * self.warps else 128
+        """Of a piece, whose values of all sequences are in registers."""
+        return 256 if self.batch <= 8 else 128
 
     def columns(self, width: int) -> int:
         """Of the pieces of a row of ``width``: each warp has as many pieces, one unless it were too large."""
         each = -(-width // (self.warps * self.most_columns))
         return -(-width // (self.warps * each * DEPTH)) * DEPTH
 
-    @property
-    def slot_bytes(self) -> int:
-        """Of a piece: eight rows, apart so that lanes meet no bank twice."""
-        widest = max(self.columns(n) for n in (self.width, self.hidden, self.heads * self.features))
-        return TILE * (2 * widest + (0 if 2 * widest % 128 else 64))
+    def pitch(self, width: int) -> int:
+        """Bytes of a row of a slot, which has a piece of every warp: two rows together meet no bank twice."""
+        row = 2 * min(width, self.warps * self.columns(width))
+        return row + (0 if row % 128 else 64)
 
     @property
-    def scratch(self) -> int:
-        """Bytes of warps' sums of a tile; attention puts its parts together in the same place."""
+    def slot_bytes(self) -> int:
+        """Of eight rows of weights."""
+        return TILE * max(self.pitch(n) for n in (self.width, self.hidden, self.heads * self.features))
+
+    @property
+    def attention(self) -> int:
+        """Bytes in which attention puts its parts together."""
         group = self.heads // self.key_heads
         merge = 4 * ((group + 2) * self.features + self.warps * group * (self.features + 2))
-        return -(-max(2 * self.warps * self.batch * TILE * 4, merge) // 16) * 16
+        return -(-merge // 16) * 16
+
+    @property
+    def buffers(self) -> int:
+        """Of warps' sums of a tile: with two nobody waits until those of the tile before are read."""
+        return 2 if self.batch <= 8 else 1
 
     @property
     def beside(self) -> int:
-        """Bytes of shared memory but for rings: norms' parts, norms and limits of sequences too."""
+        """Bytes of shared memory but for the ring: sums, norms' parts and limits of sequences too."""
+        sums = 2 * self.warps * self.batch * TILE * 4
         parts = -(-self.width // self.columns(self.width))
-        return self.scratch + 8 * self.batch * (parts + 2)
+        return self.attention + self.buffers * sums + 8 * self.batch * (parts + 1) + 8
 
     @property
     def slots(self) -> int:
-        """Pieces of weights that a warp has under way."""
-        return min(MOST_SLOTS, (SHARED_BYTES - self.beside) // (self.warps * (self.slot_bytes + 8)))
+        """Of the ring of weights under way; each has two barriers."""
+        return min(MOST_SLOTS, (SHARED_BYTES - self.beside) // (self.slot_bytes + 16))
 
     @property
     def shared_bytes(self) -> int:
-        return self.warps * self.slots * (self.slot_bytes + 8) + self.beside
+        return self.slots * (self.slot_bytes + 16) + self.beside
 
     @property
     def words(self) -> int:
