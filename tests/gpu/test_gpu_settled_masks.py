@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 
 from tilestream.run import inductor
+from tilestream.run.backend import tilestream
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("fresh")]
 
@@ -57,7 +58,7 @@ def test_values_are_eagers(kind: str, training: bool, monkeypatch: pytest.Monkey
     layer = Layer().cuda().bfloat16()
     x = torch.randn(BATCH, TOKENS, WIDTH, device="cuda").bfloat16()
     mask = mask_of(kind, x.device)
-    run = torch.compile(layer, backend="tilestream", dynamic=False)
+    run = torch.compile(layer, backend=tilestream, dynamic=False)
     with torch.set_grad_enabled(training):
         got, want = run(x, mask), layer(x, mask)
         exact = layer.double()(x.double(), mask.double() if mask.is_floating_point() else mask)

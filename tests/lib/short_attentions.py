@@ -61,7 +61,7 @@ def judged(
     got: Tensor, case: Case, operands: list[Tensor], terms: list[Tensor], scale: float, safe: bool = True
 ) -> bool:
     """Whether a result is as near to float64 as PyTorch's operators are at its dtype."""
-    exact = SHORT(*(t.double() for t in operands), [t.double() for t in terms], scale, safe)
+    exact = SHORT(*(t.cpu().double() for t in operands), [t.cpu().double() for t in terms], scale, safe).to(got.device)
     scores = operands[0] @ operands[1].mT * scale
     for term in terms:
         scores = scores + term.repeat(case.batches // len(term), 1, 1, 1)

@@ -51,8 +51,8 @@ TS_DEV float across_team(float v, int far) {
 }
 
 // A value that the compiler takes for another one, so that what is made from it is made again: kept for a whole loop it would
-// take registers.
-TS_DEV void renew(int& v) { asm volatile("" : "+r"(v)); }
+// take registers. Its own from its own lane: an empty asm is none to ptxas, which moves code out of loops too.
+TS_DEV void renew(int& v) { v = __shfl_sync(~0u, v, (int)(threadIdx.x & 31)); }
 
 // ---- shared memory
 TS_DEV void put32(u32 at, u32 v) { sts32(at, v); }

@@ -28,8 +28,11 @@ struct Step : StepRows {
   // ---- attention of the queries of one head of keys over a share of the cache
   static constexpr int OF_POSITION = FEATURES / 8, ABREAST = LANES / OF_POSITION;  // lanes of a position; positions of a warp
   // A head of a query or a key: its norm, its rotation; each lane has elements lane, lane + 32, ...
-  TS_DEV void turned(u32 at, int sequence, const char* weights, bool is_key, char* to) const {
-    constexpr int OF_LANE = FEATURES / LANES;
+  static constexpr int OF_LANE = FEATURES / LANES;
+  struct Angles {
+    float cos[OF_LANE], sin[OF_LANE];
+  };
+  TS_DEV void turned(u32 at, const Angles& angles, const char* weights, bool is_key, char* to) const {
     float v[OF_LANE], t[OF_LANE];
 #pragma unroll
     for (int j = 0; j < OF_LANE; ++j) v[j] = get_float(at + (lane + j * LANES) * 4);
@@ -44,8 +47,7 @@ struct Step : StepRows {
 #pragma unroll
     for (int j = 0; j < OF_LANE; ++j) {
       const float other = j < OF_LANE / 2 ? -v[(j + OF_LANE / 2) % OF_LANE] : v[j - OF_LANE / 2];
-      const int f = sequence * p.turn_step + lane + j * LANES;
-      t[j] = ROTARY ? v[j] * single(p.cos, f) + other * single(p.sin, f) : v[j];
+      t[j] = ROTARY ? v[j] * angles.cos[j] + other * angles.sin[j] : v[j];
     }
 #pragma unroll
     for (int j = 0; j < OF_LANE; ++j) {
@@ -72,9 +74,15 @@ struct Step : StepRows {
     const int of = (s.sequence * KEY_HEADS + s.head) * OF_HEAD;
     const u64* from = words(layer, PROJECTED);
     const Wanted w = wanted(ATTEND);
+    Angles angles;
+#pragma unroll
+    for (int j = 0; j < OF_LANE && ROTARY; ++j) {
+      const int f = s.sequence * p.turn_step + lane + j * LANES;
+      angles.cos[j] = single(p.cos, f), angles.sin[j] = single(p.sin, f);
+    }
     together();  // what lay there is read
     for (int i = of + thread; i < of + OF_HEAD; i += THREADS)
-      put_float(given + (i - of) * 4, value_of(waited(from + i, w, i)));
+      put_float(given + (i - of) * 4, value_of(waited(from, i, w)));
     together();
     mark(ATTEND, 1);
     const int owner = position / s.each;
@@ -84,7 +92,7 @@ struct Step : StepRows {
     for (int h = warp; h < GROUP + 2; h += WARPS) {
       const bool is_key = h == GROUP;
       if (h <= GROUP) {
-        turned(given + h * FEATURES * 4, s.sequence, is_key ? l.key_norm : l.query_norm, is_key, is_key && owns ? l.keys + mine : nullptr);
+        turned(given + h * FEATURES * 4, angles, is_key ? l.key_norm : l.query_norm, is_key, is_key && owns ? l.keys + mine : nullptr);
         continue;
       }
       for (int f = lane; f < FEATURES; f += LANES) {

@@ -39,7 +39,7 @@ TS_DEV constexpr int input(int stage) {
 // that a slot is full and that it is free.
 constexpr u32 SUMS_OF_TILE = 2 * WARPS * BATCH * TILE * 4;
 constexpr u32 ATTENTION_AT = SLOTS * SLOT, SUMS_AT = ATTENTION_AT + ATTENTION, MOMENTS = SUMS_AT + BUFFERS * SUMS_OF_TILE,
-              LIMITS = MOMENTS + chunks(PROJECT) * BATCH * 8, FULL = LIMITS + BATCH * 8, FREE = FULL + SLOTS * 8,
+              LIMITS = MOMENTS + 2 * chunks(PROJECT) * BATCH * 8, FULL = LIMITS + BATCH * 8, FREE = FULL + SLOTS * 8,
               LIMITS_THERE = FREE + SLOTS * 8;
 constexpr int OF_SLOT = SLOT / (FEATURES * 4);  // positions of the cache, keys and then values
 static_assert(GATED_ROW + BATCH * HIDDEN / 2 == WORDS && LIMITS_THERE + 8 == SHARED_BYTES);
@@ -73,6 +73,7 @@ TS_DEV void each(Do what) {
 struct Pair {
   float a, b;
   TS_DEV Pair operator+(const Pair& other) const { return {a + other.a, b + other.b}; }
+  TS_DEV Pair operator*(float by) const { return {a * by, b * by}; }
 };
 TS_DEV Pair both(const char* of, long long i) {
   u32 w[1];
@@ -86,11 +87,14 @@ struct Wanted {
   u64* record;
   u32 tag;
   int stage, layer;
-  [[noreturn]] TS_APART void expired(int element, u32 found) const {
-    lanes::give_up(record, stage, layer << 16 | lanes::block(), element, found);
-    __builtin_unreachable();
-  }
 };
+// Somebody has waited for too long: the first word that is missing is told, or the last one, which has come since.
+[[noreturn]] TS_APART void search(Wanted w, const u64* from, int count) {
+  int i = 0;
+  while (i + 1 < count && tag_of(lanes::peek(from + i)) == w.tag) ++i;
+  lanes::give_up(w.record, w.stage, w.layer << 16 | lanes::block(), i, tag_of(lanes::peek(from + i)));
+  __builtin_unreachable();
+}
 // How long something was tried.
 struct Patience {
   u64 start = 0;
@@ -103,11 +107,11 @@ struct Patience {
     return now - start > TIMEOUT;
   }
 };
-TS_DEV u64 waited(const u64* at, const Wanted& w, int element) {
+TS_DEV u64 waited(const u64* from, int i, const Wanted& w) {
   for (Patience patience;;) {
-    const u64 v = lanes::peek(at);
+    const u64 v = lanes::peek(from + i);
     if (tag_of(v) == w.tag) return v;
-    if (patience.is_over()) w.expired(element, tag_of(v));
+    if (patience.is_over()) search(w, from, i + 1);
   }
 }
 
@@ -263,7 +267,7 @@ struct StepRows : Tiles {
       : p(p), base(base), thread(lanes::thread()), warp(lanes::warp()), lane(lanes::lane()), layer(0), buffer(0) {}
   TS_DEV static void together() { lanes::meet(THREADS); }
   // At the beginning of a stage: its addresses are its own.
-  TS_DEV void renew() { lanes::renew(thread), lanes::renew(warp), lanes::renew(lane); }
+  TS_DEV void renew() { lanes::renew(warp), lanes::renew(lane), thread = warp * LANES + lane; }
 
   // ---- products: eight rows by all sequences. Lane 4 g + a has columns 8 a .. 8 a + 7 of 32 of sequence g and of row g.
   template <int STAGE>
@@ -334,6 +338,7 @@ struct StepRows : Tiles {
     constexpr int DEEP = chunk(STAGE) / DEPTH, LOADS = UNDER_WAY / EIGHTS, ONCE = LOADS < 1 ? 1 : LOADS < DEEP ? LOADS : DEEP;
     const int start = at * chunk(STAGE), row = columns(STAGE) / 2;
     const u64* const from = words(layer, input(STAGE)) + column<STAGE>(at, 0) / 2;
+    if (BATCH > 8) waited(words(layer, input(STAGE)), column<STAGE>(at, 0) / 2, wanted(STAGE));  // not all again and again
 #pragma unroll
     for (int first = 0; first < DEEP; first += ONCE) {
       u64 v[ONCE][EIGHTS][4];
@@ -348,80 +353,83 @@ struct StepRows : Tiles {
         over_words([&](u64& a, u64& b, int i) { lanes::peek_pair(from + i, a, b); });
         over_words([&](u64& a, u64& b, int) { wrong |= (tag_of(a) ^ tag) | (tag_of(b) ^ tag); });
         if (wrong == 0) break;
-        if (patience.is_over()) over_words([&](u64& a, u64& b, int i) { expired(wanted(STAGE), from - words(layer, input(STAGE)) + i, a, b); });
+        if (patience.is_over()) search(wanted(STAGE), words(layer, input(STAGE)), BATCH * row);
       }
       each<ONCE, EIGHTS, 4>([&](int b, int e, int j) {
         if (first + b < DEEP) x[first + b][e][j] = start + (first + b) * DEPTH < columns(STAGE) ? (u32)v[b][e][j] : 0;
       });
     }
   }
-  TS_DEV void expired(const Wanted& w, long long i, u64 a, u64 b) const {
-    if (tag_of(a) != tag) w.expired((int)i, tag_of(a));
-    if (tag_of(b) != tag) w.expired((int)i + 1, tag_of(b));
-  }
   // What attention has made of a row: its shares are put together. Lanes that have no sequence of their own take shares.
   TS_DEV void merge(int at, Given<OUTPUT>& x) const {
     constexpr int SEQUENCES = BATCH > 4 ? 8 : BATCH > 2 ? 4 : BATCH;  // of eight rows of lanes
-    constexpr int APART = 8 / SEQUENCES, SHARES = over(SPLITS, APART);
-    const int start = at * chunk(OUTPUT);
+    constexpr int APART = 8 / SEQUENCES, SHARES = over(SPLITS, APART), DEEP = chunk(OUTPUT) / DEPTH;
+    constexpr int LOADS = UNDER_WAY / SHARES, ONCE = LOADS < 1 ? 1 : LOADS < DEEP ? LOADS : DEEP;
+    const int start = at * chunk(OUTPUT), first_share = lane / 4 / SEQUENCES;
     const u64* const all = words(layer, ATTENDED);
-#pragma unroll 1
+#pragma unroll
     for (int e = 0; e < EIGHTS; ++e)
 #pragma unroll
-      for (int k = 0; k < chunk(OUTPUT) / DEPTH; ++k) {
-        u32 made[4] = {};
-        if (start + k * DEPTH < QUERY) {
-          const int c = column<OUTPUT>(at, k), own = e * 8 + lane / 4 % SEQUENCES, sequence = own < BATCH ? own : BATCH - 1;
-          u64 v[SHARES][4], sums[SHARES];
-          const auto over_shares = [&](auto what) {
-#pragma unroll
-            for (int n = 0; n < SHARES; ++n) {
-              const int share = n * APART + lane / 4 / SEQUENCES, row = share * BATCH + sequence;
-              if (share < SPLITS) what(v[n], sums[n], row * (QUERY / 2) + c / 2, SUMS - ATTENDED + row * HEADS + c / FEATURES);
-            }
-          };
-          for (Patience patience;;) {
-            u32 wrong = 0;
-            over_shares([&](u64(&of)[4], u64& sum, int i, int its) {
-              lanes::peek_pair(all + i, of[0], of[1]), lanes::peek_pair(all + i + 2, of[2], of[3]);
-              sum = lanes::peek(all + its);
-            });
-            over_shares([&](u64(&of)[4], u64& sum, int, int) {
-              wrong |= (tag_of(of[0]) ^ tag) | (tag_of(of[1]) ^ tag) | (tag_of(of[2]) ^ tag) | (tag_of(of[3]) ^ tag) | (tag_of(sum) ^ tag);
-            });
-            if (wrong == 0) break;
-            if (patience.is_over())
-              over_shares([&](u64(&of)[4], u64& sum, int i, int its) {
-                expired(wanted(OUTPUT), i, of[0], of[1]), expired(wanted(OUTPUT), i + 2, of[2], of[3]), expired(wanted(OUTPUT), its, sum, of[3]);
-              });
-          }
-          lanes::together();
-          float most = NOTHING, total = 0, merged[8] = {};
-          over_shares([&](u64(&)[4], u64& sum, int, int) { most = value_of(sum) > most ? value_of(sum) : most; });
-#pragma unroll
-          for (int far = 4 * SEQUENCES; far < LANES; far *= 2) {
-            const float theirs = lanes::across(most, far);
-            most = theirs > most ? theirs : most;
-          }
-          over_shares([&](u64(&of)[4], u64& sum, int, int) {
-            const float weight = value_of(sum) > NOTHING ? ts::ex2(value_of(sum) - most) : 0.0f;
-            total += weight;
-#pragma unroll
-            for (int j = 0; j < 8; ++j) merged[j] += weight * (j % 2 ? Element::high((u32)of[j / 2]) : Element::low((u32)of[j / 2]));
+      for (int first = 0; first < DEEP; first += ONCE) {
+        const int own = e * 8 + lane / 4 % SEQUENCES, sequence = own < BATCH ? own : BATCH - 1;
+        u64 v[ONCE][SHARES][4], sums[ONCE][SHARES];
+        const auto over_shares = [&](auto what) {
+          each<ONCE, SHARES, 1>([&](int b, int n, int) {
+            const int share = n * APART + first_share, row = share * BATCH + sequence, c = column<OUTPUT>(at, first + b);
+            if (first + b < DEEP && start + (first + b) * DEPTH < QUERY && share < SPLITS)
+              what(b, v[b][n], sums[b][n], row * (QUERY / 2) + c / 2, SUMS - ATTENDED + row * HEADS + c / FEATURES);
           });
-#pragma unroll
-          for (int far = 4 * SEQUENCES; far < LANES; far *= 2) {
-            total += lanes::across(total, far);
-#pragma unroll
-            for (int j = 0; j < 8; ++j) merged[j] += lanes::across(merged[j], far);
-          }
-          const float each = ts::rcp(total);
-#pragma unroll
-          for (int j = 0; j < 4; ++j) made[j] = Element::pack(merged[2 * j] * each, merged[2 * j + 1] * each);
+        };
+        // Shares of all CTAs are a lot to read again and again: sums first, which come with the values.
+        for (Patience patience;;) {
+          u32 wrong = 0;
+          over_shares([&](int, u64(&)[4], u64& sum, int, int its) { sum = lanes::peek(all + its); });
+          over_shares([&](int, u64(&)[4], u64& sum, int, int) { wrong |= tag_of(sum) ^ tag; });
+          if (wrong == 0) break;
+          if (patience.is_over()) search(wanted(OUTPUT), all, SUMS - ATTENDED + SPLITS * BATCH * HEADS);
         }
+        for (Patience patience;;) {
+          u32 wrong = 0;
+          over_shares([&](int, u64(&of)[4], u64&, int i, int) {
+            lanes::peek_pair(all + i, of[0], of[1]), lanes::peek_pair(all + i + 2, of[2], of[3]);
+          });
+          over_shares([&](int, u64(&of)[4], u64&, int, int) {
+            wrong |= (tag_of(of[0]) ^ tag) | (tag_of(of[1]) ^ tag) | (tag_of(of[2]) ^ tag) | (tag_of(of[3]) ^ tag);
+          });
+          if (wrong == 0) break;
+          if (patience.is_over()) search(wanted(OUTPUT), all, SUMS - ATTENDED + SPLITS * BATCH * HEADS);
+        }
+        lanes::together();
+        float most[ONCE], total[ONCE] = {}, merged[ONCE][8] = {};
 #pragma unroll
-        for (int t = 0; t < EIGHTS; ++t)
-          if (t == e) x[k][t][0] = made[0], x[k][t][1] = made[1], x[k][t][2] = made[2], x[k][t][3] = made[3];
+        for (int b = 0; b < ONCE; ++b) most[b] = NOTHING;
+        over_shares([&](int b, u64(&)[4], u64& sum, int, int) { most[b] = value_of(sum) > most[b] ? value_of(sum) : most[b]; });
+#pragma unroll
+        for (int far = 4 * SEQUENCES; far < LANES; far *= 2)
+#pragma unroll
+          for (int b = 0; b < ONCE; ++b) {
+            const float theirs = lanes::across(most[b], far);
+            most[b] = theirs > most[b] ? theirs : most[b];
+          }
+        over_shares([&](int b, u64(&of)[4], u64& sum, int, int) {
+          const float weight = value_of(sum) > NOTHING ? ts::ex2(value_of(sum) - most[b]) : 0.0f;
+          total[b] += weight;
+#pragma unroll
+          for (int j = 0; j < 8; ++j) merged[b][j] += weight * (j % 2 ? Element::high((u32)of[j / 2]) : Element::low((u32)of[j / 2]));
+        });
+#pragma unroll
+        for (int far = 4 * SEQUENCES; far < LANES; far *= 2)
+#pragma unroll
+          for (int b = 0; b < ONCE; ++b) {
+            total[b] += lanes::across(total[b], far);
+#pragma unroll
+            for (int j = 0; j < 8; ++j) merged[b][j] += lanes::across(merged[b][j], far);
+          }
+        each<ONCE, 4, 1>([&](int b, int j, int) {
+          if (first + b >= DEEP) return;
+          const float times = ts::rcp(total[b]);
+          x[first + b][e][j] = start + (first + b) * DEPTH < QUERY ? Element::pack(merged[b][2 * j] * times, merged[b][2 * j + 1] * times) : 0;
+        });
       }
   }
   template <int STAGE>
@@ -448,6 +456,10 @@ struct StepRows : Tiles {
     return left < chunk(STAGE) ? left : chunk(STAGE);
   }
   template <int STAGE>
+  TS_DEV u32 moments(int sequence) const {  // the next norm's lie elsewhere: this one's may still be read
+    return base + MOMENTS + ((STAGE == GATE) * chunks(PROJECT) * BATCH + sequence) * 8;
+  }
+  template <int STAGE>
   TS_DEV void measure(int at, const Given<STAGE>& x) const {
 #pragma unroll
     for (int e = 0; e < EIGHTS; ++e) {
@@ -470,28 +482,36 @@ struct StepRows : Tiles {
           }
       squares = over_team(squares);
       const int s = e * 8 + lane / 4;
-      if (lane % 4 == 0 && s < BATCH) lanes::put_pair(base + MOMENTS + (at * BATCH + s) * 8, sum, squares);
+      if (lane % 4 == 0 && s < BATCH) lanes::put_pair(moments<STAGE>(s) + at * BATCH * 8, sum, squares);
     }
   }
-  // Mean and reciprocal deviation of a sequence of each eight, by the lanes that have its values.
+  // Of LayerNorms: mean and reciprocal deviation of a sequence of each eight, by the lanes that have its values.
   template <int STAGE>
   TS_DEV void settle_norms(Pair (&norms)[EIGHTS]) const {
     together();
 #pragma unroll
     for (int e = 0; e < EIGHTS; ++e) {
-      const u32 from = base + MOMENTS + sequence(e) * 8;
+      const u32 from = moments<STAGE>(sequence(e));
       float mean = 0, squares = 0;
-      if (LAYER_NORMS) {
-        for (int at = lane % 4; at < chunks(STAGE); at += 4) mean += get_float(from + at * BATCH * 8);
-        mean = over_team(mean) * (1.0f / WIDTH);
-      }
+      for (int at = lane % 4; at < chunks(STAGE); at += 4) mean += get_float(from + at * BATCH * 8);
+      mean = over_team(mean) * (1.0f / WIDTH);
       for (int at = lane % 4; at < chunks(STAGE); at += 4) {
         const Pair part = get_pair(from + at * BATCH * 8);
-        const float count = (float)length<STAGE>(at), off = LAYER_NORMS ? part.a * ts::rcp(count) - mean : 0.0f;
+        const float count = (float)length<STAGE>(at), off = part.a * ts::rcp(count) - mean;
         squares += part.b + count * off * off;
       }
       norms[e] = {mean, ts::rsqrt_(over_team(squares) * (1.0f / WIDTH) + p.eps)};
     }
+  }
+  // Of RMSNorms: the reciprocal deviation, by neighbours. It multiplies sums, so that no product waits for it.
+  template <int STAGE>
+  TS_DEV float deviation(int sequence) const {
+    const u32 from = moments<STAGE>(sequence) + 4;
+    float squares = 0;
+    for (int at = lane % AT_ONCE; at < chunks(STAGE); at += AT_ONCE) squares += get_float(from + at * BATCH * 8);
+#pragma unroll
+    for (int far = 1; far < AT_ONCE; far *= 2) squares += lanes::across_team<AT_ONCE>(squares, far);
+    return ts::rsqrt_(squares * (1.0f / WIDTH) + p.eps);
   }
   template <int STAGE>
   struct NormWeights {
@@ -557,16 +577,28 @@ struct StepRows : Tiles {
     delay(STAGE);
     constexpr int COUNT = chunks(STAGE), TILES = at_once(STAGE);
     constexpr bool NORMED = is_normed(STAGE), KEPT = is_kept(STAGE);  // each warp has one piece of a row: its values are loaded once
+    constexpr bool EARLY = chunk(STAGE) <= 128;  // a norm's weights are on their way while values are waited for
     int later = warp;  // whose turn it is to put sums together goes round, so that no warp is always late
     Given<STAGE> x;
     Pair norms[EIGHTS];
     NormWeights<STAGE> norm;
-    if constexpr (NORMED) {
+    if constexpr (NORMED && LAYER_NORMS) {
       for (int at = warp; at < COUNT; at += WARPS) load<STAGE>(at, x), measure<STAGE>(at, x);
       mark(STAGE, 1);
       if (KEPT && warp < COUNT) load_norm<STAGE>(warp, norm);
       settle_norms<STAGE>(norms);
       if (KEPT && warp < COUNT) normalise<STAGE>(warp, x, norm, norms);
+    } else {
+#pragma unroll
+      for (int e = 0; e < EIGHTS; ++e) norms[e] = {0, 1};
+      if (KEPT && warp < COUNT) {
+        if constexpr (NORMED && EARLY) load_norm<STAGE>(warp, norm);
+        load<STAGE>(warp, x);
+        if constexpr (NORMED) measure<STAGE>(warp, x);
+        if constexpr (NORMED && !EARLY) load_norm<STAGE>(warp, norm);
+        if constexpr (NORMED) normalise<STAGE>(warp, x, norm, norms);
+      }
+      mark(STAGE, 1);
     }
 #pragma unroll 1
     for (int tile = first_tile(STAGE); tile < tiles(STAGE); tile += TILES * step(STAGE)) {
@@ -579,10 +611,11 @@ struct StepRows : Tiles {
 #pragma unroll 1
       for (int segment = 0; segment < segments(STAGE); ++segment) {
         const int at = segment * WARPS + warp, count = at < COUNT ? length<STAGE>(at) : 0;
-        if (count > 0 && (!KEPT || (!NORMED && tile == first_tile(STAGE)))) {
+        if (!KEPT && count > 0) {
           load<STAGE>(at, x);
+          if constexpr (NORMED && !LAYER_NORMS)
+            if (tile == first_tile(STAGE)) measure<STAGE>(at, x);
           if constexpr (NORMED) load_norm<STAGE>(at, norm), normalise<STAGE>(at, x, norm, norms);
-          if constexpr (!NORMED) mark(STAGE, 1);
         }
         piece<STAGE>(sums, x, count);
         if (halves(STAGE) > 1 || two) piece<STAGE>(others, x, count);
@@ -592,7 +625,8 @@ struct StepRows : Tiles {
       if (halves(STAGE) > 1 || two) put_parts(1, others);
       together();
       if (mine) {
-        const Pair sum = summed(0, place.sequence, q), other = halves(STAGE) > 1 || two ? summed(1, place.sequence, q) : Pair{0, 0};
+        const float by = NORMED && !LAYER_NORMS ? deviation<STAGE>(place.sequence) : 1.0f;
+        const Pair sum = summed(0, place.sequence, q) * by, other = halves(STAGE) > 1 || two ? summed(1, place.sequence, q) * by : Pair{0, 0};
         if (stores) store(place, given + sum, other);
         if (stores && two) store(next, given_next + other, Pair{0, 0});
       }

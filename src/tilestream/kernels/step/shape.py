@@ -110,7 +110,7 @@ class Shape:
         """Bytes of shared memory but for the ring: sums, norms' parts and limits of sequences too."""
         sums = 2 * self.warps * self.batch * TILE * 4
         parts = -(-self.width // self.columns(self.width))
-        return self.attention + self.buffers * sums + 8 * self.batch * (parts + 1) + 8
+        return self.attention + self.buffers * sums + 8 * self.batch * (2 * parts + 1) + 8
 
     @property
     def slots(self) -> int:
