@@ -43,6 +43,16 @@ def test_values(name: str) -> None:
     assert {int(n) for n in given.lengths} == {place + 1}
 
 
+def test_stamps() -> None:
+    from tilestream.cuda.step import loaded
+
+    shape, place = SHAPES["SmolLM's, 4 layers"]
+    kernel = loaded(StepKernel(shape, stamps=True), 0)
+    kernel(*made_up(shape, place, device="cuda").operands, (0, *NUMBERS))
+    noted = kernel.stamps[kernel.stamps[..., 2] > 0]
+    assert len(noted) > 3 * shape.layers * 72 and (noted[:, 0] <= noted[:, 2]).all()
+
+
 @pytest.mark.parametrize("name", ["SmolLM's, 4 layers", "Qwen3's, 32 sequences", "GPT-2's, 8 sequences"])
 def test_steps_with_delays_in_a_graph(name: str) -> None:
     from tilestream.cuda.step import loaded

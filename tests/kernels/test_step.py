@@ -66,6 +66,20 @@ def test_delays_change_no_bit_and_lengths_are_counted() -> None:
 
 
 @gxx
+def test_stamps_are_in_order() -> None:
+    shape, place = CASES["no mask"]
+    stamps: list[torch.Tensor] = []
+    on_host(made_up(shape, place), StepKernel(shape, timeout_ns=PATIENT, stamps=True), 4, stamps=stamps)
+    (noted,) = stamps
+    assert noted.shape == (4, shape.layers + 1, 6, 3)
+    for cta in noted:
+        there = cta.reshape(-1, 3)[cta.reshape(-1, 3)[:, 2] > 0]
+        assert len(there) >= 3 * shape.layers + 1  # of products alone: some have no head to attend to
+        assert (there[:, 0] <= there[:, 2]).all() and (there[1:, 0] >= there[:-1, 2]).all()
+    assert (noted[:, -1, :-1] == 0).all() and (noted[:, -1, -1, 2] > 0).all()
+
+
+@gxx
 def test_lanes_do_not_race() -> None:
     shape, place = CASES["two shares of the cache"]
     (logits,) = on_host(made_up(shape, place), StepKernel(shape, timeout_ns=PATIENT), 4, HostRun(sanitize=True))
@@ -76,7 +90,7 @@ def test_lanes_do_not_race() -> None:
 def test_a_wait_that_expires_says_who_waited_for_what() -> None:
     shape, place = CASES["no mask"]
     lost = Mutation("step.cuh", "MIDDLE, WIDTH, at, v, tag);", "MIDDLE, WIDTH, at, v, at.row == 10 ? 0 : tag);")
-    with pytest.raises(QueueTimeout, match="waited for value 5 that gate and up of layer 0 reads"):
+    with pytest.raises(QueueTimeout, match="waited for word 3 that gate and up of layer 0 reads"):
         on_host(made_up(shape, place), StepKernel(shape, timeout_ns=8_000_000_000), 4, HostRun(mutations=(lost,)))
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tilestream.cuda.host.build import OF_FILE, Arena, HostRun, bytes_of, left_at, run_call, runner
 from tilestream.cuda.host.maps import encoded
-from tilestream.cuda.step import steps_of, values_of
+from tilestream.cuda.step import stamps_of, steps_of, values_of
 from tilestream.graph.decode.op import step
 from tilestream.kernels.parts.source import Call, Part
 from tilestream.kernels.step.kernel import StepKernel
@@ -74,10 +74,14 @@ def made_up(shape: Shape, place: int, seed: int = 0, device: str = "cpu") -> Ste
     return Step(data(batch, 1, shape.width), *turn, given, [weight(n) for n in names], caches, lengths)
 
 
-def on_host(given: Step, kernel: StepKernel, ctas: int, options: HostRun | None = None, steps: int = 1) -> list[Tensor]:
+def on_host(
+    given: Step, kernel: StepKernel, ctas: int, options: HostRun | None = None, steps: int = 1,
+    stamps: list[Tensor] | None = None,
+) -> list[Tensor]:  # fmt: skip
     """The logits of ``steps`` steps, one after another on one workspace, by the kernel's own text on the host.
 
-    Caches and lengths of ``given`` are written as the kernel leaves them.
+    Caches and lengths of ``given`` are written as the kernel leaves them; those of a kernel with stamps are added to
+    ``stamps``.
     """
     arena, at = Arena(size=1 << 14), {0: 0}
     out = torch.full((kernel.shape.batch, kernel.shape.vocabulary), float("nan"), dtype=BF16)
@@ -88,14 +92,19 @@ def on_host(given: Step, kernel: StepKernel, ctas: int, options: HostRun | None 
             at[t.data_ptr()] = OF_FILE + arena.add(bytes_of(t))
     first = {True: b"\0", False: b"\xff"}
     space = {n: OF_FILE + arena.add(first[n in kernel.space.zeros] * size) for n, size in kernel.space.parts}
+    noted = torch.zeros(stamps_of(kernel.shape, ctas) if kernel.stamps else 0, dtype=torch.int64)
+    noted_at = OF_FILE + arena.add(bytes_of(noted))
     steps_apart = steps_of(given.cos, given.mask, kernel.shape)
     values = values_of(kernel.shape, [*(at[address] for address in held), *steps_apart, 1, *NUMBERS])
+    values |= {"stamps": noted_at}
     run = runner(kernel, kernel.source, (ctas, 1), options or HostRun())
     call = Call({}, space, 0, Part(0, 1, 1), encoded, values=values)
     made = []
     for _ in range(steps):
         raw = run_call(kernel, kernel.source, call, arena, run)
         made.append(left_at(raw, at[out.data_ptr()] - OF_FILE, out))
+        if stamps is not None:
+            stamps.append(left_at(raw, noted_at - OF_FILE, noted))
         for t in (*given.caches, *given.lengths):
             t.copy_(left_at(raw, at[t.data_ptr()] - OF_FILE, t))
     return made

@@ -72,4 +72,4 @@ def test_commands(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, [*words, str(tmp_path / "t.json")], catch_exceptions=False)
     assert done.exit_code == 0 and "10 hand-overs" in done.output
     stages = [e for e in json.loads((tmp_path / "t.json").read_text())["traceEvents"] if e.get("cat") == "stage"]
-    assert [e["args"]["hand-over us"] for e in stages] == [0.0] + [1.4] * 10
+    assert [e["args"]["hand-over us"] for e in stages] == [0.0] + [0.65] * 10

@@ -9,7 +9,7 @@ import pytest
 from tilestream.devices import H200, get
 from tilestream.kernels.step.shape import Shape
 from tilestream.plan.decode import predicted_us
-from tilestream.simulator.steps import simulate_step
+from tilestream.simulator.steps import ROWS_S, simulate_step
 
 SMOLLM = Shape(30, 576, 1536, 9, 3, 64, 512, 49152)
 QWEN3 = Shape(28, 1024, 3072, 16, 8, 128, 512, 151936, head_norms=True)
@@ -24,12 +24,15 @@ def by_small_steps(shape: Shape, rate: float, hand_over_s: float, ring: float) -
         ready = now + (hand_over_s if number else 0.0)
         while now < ready:
             ahead, now = min(ring, ahead + step_s * rate), now + step_s
+        ready += ROWS_S
         left = float(size)
         while left > 1e-6:
             taken = min(left, ahead)
             left, ahead = left - taken, ahead - taken
             if left > 1e-6:
                 ahead, now = ahead + step_s * rate, now + step_s
+        while now < ready:
+            ahead, now = min(ring, ahead + step_s * rate), now + step_s
     return now
 
 
@@ -37,7 +40,7 @@ def by_small_steps(shape: Shape, rate: float, hand_over_s: float, ring: float) -
 @pytest.mark.parametrize("factor", [1.0, 0.1])
 def test_against_small_steps(shape: Shape, factor: float) -> None:
     device = H200.scale("hand_over_s", factor)
-    ring = shape.warps * shape.slots * shape.slot_bytes * device.sms
+    ring = shape.slots * shape.slot_bytes * device.sms
     run = simulate_step(shape, device)
     want = 1e6 * by_small_steps(shape, device.dram_bytes_per_s, device.hand_over_s, ring)
     assert run.time_us - run.launch_us == pytest.approx(want, rel=0.01)
@@ -50,15 +53,16 @@ def test_limits(shape: Shape) -> None:
     caches = 4 * shape.layers * shape.key_heads * shape.positions * shape.features
     assert abs(run.bytes - caches + norms - shape.weight_bytes) <= norms
     assert sum(stage.hand_over_us > 0 for stage in run.stages) == shape.hand_overs
-    floor, waits = 1e6 * run.bytes / H200.dram_bytes_per_s, shape.hand_overs * 1e6 * H200.hand_over_s
+    floor, waits = 1e6 * run.bytes / H200.dram_bytes_per_s, shape.hand_overs * 1e6 * (H200.hand_over_s + ROWS_S)
     assert max(floor, waits) <= run.time_us <= floor + waits + run.launch_us
     no_waits = simulate_step(shape, replace(H200, hand_over_s=1e-10))
-    assert no_waits.time_us == pytest.approx(floor + run.launch_us, rel=0.03)
+    rows = shape.hand_overs * 1e6 * ROWS_S
+    assert max(floor, rows) <= no_waits.time_us <= run.time_us
 
 
 def test_devices() -> None:
     """Hardware queues would shorten hand-overs; fewer SMs have less room for what comes ahead."""
     us = {name: predicted_us(SMOLLM, get(name)) for name in ("h200", "h200+hand_over_s*0.1", "h200+sms*0.25")}
-    assert us["h200+hand_over_s*0.1"] < 0.25 * us["h200"]
+    assert us["h200+hand_over_s*0.1"] < 0.65 * us["h200"]
     assert us["h200+sms*0.25"] > us["h200"]
     assert predicted_us(LLAMA, get("h200+dram_bytes_per_s*0.5")) > 1.8 * predicted_us(LLAMA, H200)

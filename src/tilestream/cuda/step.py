@@ -14,7 +14,7 @@ from tilestream.cuda.cache import compiled
 from tilestream.cuda.driver import PreparedLaunch
 from tilestream.cuda.one_launch import Launch
 from tilestream.errors import InputError
-from tilestream.kernels.step.kernel import LAYER, StepKernel
+from tilestream.kernels.step.kernel import LAYER, STAGES, StepKernel
 from tilestream.kernels.step.shape import GPT2_LAST, LAST, Shape, names_of, shape_of
 
 KEPT = 64
@@ -44,12 +44,15 @@ def loaded(kernel: StepKernel, device_index: int) -> Loaded:
 
 
 class Loaded:
-    """A step's kernel on a device, which enqueues it again and again."""
+    """A step's kernel on a device, which enqueues it again and again. ``stamps``: of its last step (``stamps_of``), if
+    its kernel has them."""
 
     def __init__(self, kernel: StepKernel, device: torch.device) -> None:
         self.kernel, self.device = kernel, device
         self.launch = Launch(kernel, kernel.source, compiled(kernel.source), device)
         self._again = Again(device.index or 0, KEPT)
+        sms = torch.cuda.get_device_properties(device).multi_processor_count if kernel.stamps else 0
+        self.stamps = torch.zeros(stamps_of(kernel.shape, sms), dtype=torch.int64, device=device)
 
     def __call__(
         self, row: Tensor, cos: Tensor | None, sin: Tensor | None, mask: Tensor | None, weights: Sequence[Tensor],
@@ -67,11 +70,17 @@ class Loaded:
         return out
 
     def _prepared(self, key: tuple[int | float, ...], stream: int, capture: int) -> list[PreparedLaunch]:
-        values = values_of(self.kernel.shape, key)
+        values = values_of(self.kernel.shape, key) | {"stamps": self.stamps.data_ptr()}
         bulk = [a for layer in values["layers"] for name, a in layer.items() if name != "length"]
         if any(address % 16 for address in (*bulk, values["head"])):
             raise InputError("weights or caches of a decode step do not start on 16 bytes", "copy them: t.clone()")
         return self.launch.prepare({}, 1, stream, capture, values)
+
+
+def stamps_of(shape: Shape, ctas: int) -> tuple[int, int, int, int]:
+    """The shape of a kernel's stamps, in nanoseconds: CTA; layer, and one for the head; stage (``STAGES``); when it
+    began, had its first values, and ended. 0 where a CTA has nothing of a stage."""
+    return ctas, shape.layers + 1, len(STAGES), 3
 
 
 def steps_of(cos: Tensor | None, mask: Tensor | None, shape: Shape) -> tuple[int, int]:

@@ -102,9 +102,9 @@ class Device:
     """From a warpgroup's last wgmma to its next, besides the epilogue: drain, fence, barrier."""
     handoff_ops: float = 4.0
     """Lane operations an element to round, pack and store a linear's result for the next use."""
-    hand_over_s: float = 2.8e-6
-    """Until all CTAs of a grid have what all others computed, by words with tags through the L2. A prototype's products
-    of 30 layers took 338 to 369 us on an H100, whatever was loaded ahead; of other devices and grids it is assumed."""
+    hand_over_s: float = 1.3e-6
+    """From the end of the slowest CTA until all have what it computed, by words with tags through the L2: 1.0 to 1.6 us
+    stages of a decode step on an H200 (benchmarks/results/decode_stages.json); of other devices it is assumed."""
     registers_per_sm: int = 65_536
     shared_bytes_per_sm: int = 233_472
     ctas_per_sm: int = 32

@@ -12,7 +12,7 @@ from tilestream.plan.whole import Launch
 from tilestream.report.words import count, microseconds, size
 from tilestream.simulator.steps import StepRun
 
-HEADINGS = ("stage", "layers", "bytes a layer", "of them ahead", "hand-over us", "memory us", "us in all", "line")
+HEADINGS = ("stage", "layers", "bytes a layer", "of them ahead", "hand-over us", "rows us", "us in all", "line")
 
 
 def of(a: Analysis) -> list[tuple[Launch, StepRun]]:
@@ -32,7 +32,7 @@ def rows(run: StepRun) -> list[tuple[str, ...]]:
     made = []
     for stages in run.by_name():
         n = len(stages)
-        us = (sum(s.hand_over_us for s in stages) / n, sum(s.memory_us for s in stages) / n, sum(s.us for s in stages))
+        us = (sum(s.hand_over_us for s in stages) / n, sum(s.rows_us for s in stages) / n, sum(s.us for s in stages))
         first, ahead = stages[0], sum(s.ahead for s in stages) / n
         cells = (size(first.bytes), size(round(ahead)), *map(microseconds, us))
         made.append((first.name, str(n), *cells, run.lines.get(first.name, "")))

@@ -8,8 +8,13 @@ from itertools import groupby
 from math import ceil
 
 from tilestream.devices import Device
+from tilestream.kernels.coefficients import scaling
 from tilestream.kernels.step.kernel import STAGES
 from tilestream.kernels.step.shape import Shape
+
+ROWS_S = 1.7e-6
+"""From a CTA's first values of a stage to its last word of it, where memory is no limit: medians over CTAs and layers
+of SmolLM's and Qwen3's stages lie between 1.0 and 3.1 us on an H200 (benchmarks/results/decode_stages.json)."""
 
 PROJECT, ATTEND, OUTPUT, GATE, DOWN, HEAD = (name.removeprefix("the ") for name in STAGES)
 
@@ -21,7 +26,7 @@ class StepStage:
     Attributes:
         bytes: of weights and caches that it reads. ahead: of them those that came while others were waited for.
         hand_over_us: until all CTAs have what it reads of others; 0 of the first, which reads the token's embedding.
-        memory_us: until the rest of its bytes is there.
+        rows_us: until its rows are made: what a CTA takes for them, or until the rest of its bytes is there.
     """
 
     name: str
@@ -29,11 +34,11 @@ class StepStage:
     bytes: int
     ahead: int
     hand_over_us: float
-    memory_us: float
+    rows_us: float
 
     @property
     def us(self) -> float:
-        return self.hand_over_us + self.memory_us
+        return self.hand_over_us + self.rows_us
 
 
 @dataclass(frozen=True)
@@ -62,9 +67,9 @@ class StepRun:
 def simulate_step(shape: Shape, device: Device) -> StepRun:
     """Run a step over a full cache.
 
-    Memory delivers at its rate all the time, unless the rings of all warps are full: so weights of the stages to come
+    Memory delivers at its rate all the time, unless all rings are full: so weights of the stages to come
     arrive while a stage waits. What a stage still needs then, it waits for: at the memory's rate, or at an SM's for the
-    CTA that has most of it. Arithmetic is hidden behind either.
+    CTA that has most of it; and at least for ``ROWS_S``.
     """
     ring = shape.slots * shape.slot_bytes * device.sms
     ahead, made = 0.0, []
@@ -72,7 +77,8 @@ def simulate_step(shape: Shape, device: Device) -> StepRun:
         waits = device.hand_over_s if made else 0.0
         ahead = min(float(ring), ahead + waits * device.dram_bytes_per_s)
         there = min(1.0, ahead / size)
-        takes = (1 - there) * max(size / device.dram_bytes_per_s, most / device.sm_bytes_per_s)
+        memory = (1 - there) * max(size / device.dram_bytes_per_s, most / device.sm_bytes_per_s)
+        takes = max(memory, ROWS_S * scaling.cycles(device))
         made.append(StepStage(name, layer, size, round(there * size), 1e6 * waits, 1e6 * takes))
         ahead = min(float(ring), max(0.0, ahead + takes * device.dram_bytes_per_s - size))
     return StepRun(1e6 * device.launch_s, tuple(made))

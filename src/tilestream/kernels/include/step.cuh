@@ -13,7 +13,7 @@
 // CTAs that attend to it, so that only these wait for each other there.
 //
 // Whatever a decoder has besides is a stage's beginning (a norm, shares put together) or its end (a residual, an activation):
-// the table at the top of step_rows.cuh, `before` and `store` in `run`.
+// the table at the top of step_tiles.cuh, `before` and `store` in `run`.
 //
 // Compiled for WIDTH, HIDDEN, HEADS, KEY_HEADS, FEATURES (of a head), POSITIONS (of the cache), VOCABULARY, LAYERS, BATCH,
 // SPLITS (of the cache), HEAD_NORMS, MASKED, ROTARY, LAYER_NORMS, BIASED, TURNED (weights [inputs, outputs]), GATED, WARPS (of a
@@ -27,34 +27,35 @@ struct Step : StepRows {
 
   // ---- attention of the queries of one head of keys over a share of the cache
   static constexpr int OF_POSITION = FEATURES / 8, ABREAST = LANES / OF_POSITION;  // lanes of a position; positions of a warp
-  // A head of a query or a key: its norm, its rotation; each lane has elements lane, lane + 32, ...
   static constexpr int OF_LANE = FEATURES / LANES;
   struct Angles {
     float cos[OF_LANE], sin[OF_LANE];
   };
-  TS_DEV void turned(u32 at, const Angles& angles, const char* weights, bool is_key, char* to) const {
-    float v[OF_LANE], t[OF_LANE];
-#pragma unroll
-    for (int j = 0; j < OF_LANE; ++j) v[j] = get_float(at + (lane + j * LANES) * 4);
+  // A head of a query or a key: its norm, its rotation; each lane has elements lane, lane + 32, ...
+  TS_DEV void turn_head(float (&v)[OF_LANE], const Angles& angles, const char* weights) const {
 #if HEAD_NORMS
-    float squares = 0;
+    float squares = 0, w[OF_LANE];
 #pragma unroll
-    for (int j = 0; j < OF_LANE; ++j) squares += v[j] * v[j];
+    for (int j = 0; j < OF_LANE; ++j) squares += v[j] * v[j], w[j] = single(weights, lane + j * LANES);
     const float rstd = ts::rsqrt_(over_lanes(squares) * (1.0f / FEATURES) + p.head_eps);
 #pragma unroll
-    for (int j = 0; j < OF_LANE; ++j) v[j] *= rstd * single(weights, lane + j * LANES);
+    for (int j = 0; j < OF_LANE; ++j) v[j] *= rstd * w[j];
 #endif
+    float t[OF_LANE];
 #pragma unroll
     for (int j = 0; j < OF_LANE; ++j) {
       const float other = j < OF_LANE / 2 ? -v[(j + OF_LANE / 2) % OF_LANE] : v[j - OF_LANE / 2];
       t[j] = ROTARY ? v[j] * angles.cos[j] + other * angles.sin[j] : v[j];
     }
 #pragma unroll
-    for (int j = 0; j < OF_LANE; ++j) {
-      const u32 rounded = Element::pack(t[j], 0);
-      put_float(at + (lane + j * LANES) * 4, is_key ? Element::low(rounded) : t[j] * (p.scale * LOG2_E));
-      if (to != nullptr) *(u16*)(to + (lane + j * LANES) * 2) = (u16)rounded;
-    }
+    for (int j = 0; j < OF_LANE; ++j) v[j] = t[j];
+  }
+  TS_DEV float mask_of(const Share& s, int position) const {
+#if MASKED
+    return position < s.end ? single(p.mask, s.sequence * p.mask_step + position) : NOTHING;
+#else
+    return position < s.end ? 0.0f : NOTHING;
+#endif
   }
   // Shares of the cache of the sequences, of the heads of this CTA's team.
   TS_DEV void attend(long long place_of_token) {
@@ -69,11 +70,12 @@ struct Step : StepRows {
   }
   TS_DEV void attend(const Share& s, int position) {
     const StepLayer& l = p.layers[layer];
-    // Queries, key, value of this head, as they come.
     const u32 given = base + ATTENTION_AT, merged = given + OF_HEAD * 4;
-    const int of = (s.sequence * KEY_HEADS + s.head) * OF_HEAD;
-    const u64* from = words(layer, PROJECTED);
-    const Wanted w = wanted(ATTEND);
+    const u64* from = words(layer, PROJECTED) + (s.sequence * KEY_HEADS + s.head) * OF_HEAD;
+    const int owner = position / s.each, own_row = warp * ABREAST + lane / OF_POSITION;
+    const bool owns = (owner < SPLITS ? owner : SPLITS - 1) == s.share;
+    const long long mine = (s.row + position) * FEATURES * 2;
+    float mask = mask_of(s, s.start + own_row);  // of the next round
     Angles angles;
 #pragma unroll
     for (int j = 0; j < OF_LANE && ROTARY; ++j) {
@@ -81,26 +83,24 @@ struct Step : StepRows {
       angles.cos[j] = single(p.cos, f), angles.sin[j] = single(p.sin, f);
     }
     together();  // what lay there is read
-    for (int i = of + thread; i < of + OF_HEAD; i += THREADS)
-      put_float(given + (i - of) * 4, value_of(waited(from, i, w)));
-    together();
-    mark(ATTEND, 1);
-    const int owner = position / s.each;
-    const bool owns = (owner < SPLITS ? owner : SPLITS - 1) == s.share;
-    const long long mine = (s.row + position) * FEATURES * 2;
+    // Queries, key, value of this head, as they come: each by a warp.
 #pragma unroll 1
     for (int h = warp; h < GROUP + 2; h += WARPS) {
-      const bool is_key = h == GROUP;
-      if (h <= GROUP) {
-        turned(given + h * FEATURES * 4, angles, is_key ? l.key_norm : l.query_norm, is_key, is_key && owns ? l.keys + mine : nullptr);
-        continue;
-      }
-      for (int f = lane; f < FEATURES; f += LANES) {
-        const u32 at = given + (h * FEATURES + f) * 4, rounded = Element::pack(get_float(at), 0);
-        put_float(at, Element::low(rounded));
-        if (owns) *(u16*)(l.values + mine + f * 2) = (u16)rounded;
+      u64 come[OF_LANE];
+      waited(come, from + h * FEATURES + lane, wanted(ATTEND));
+      float v[OF_LANE];
+#pragma unroll
+      for (int j = 0; j < OF_LANE; ++j) v[j] = value_of(come[j]);
+      if (h <= GROUP) turn_head(v, angles, h == GROUP ? l.key_norm : l.query_norm);
+      char* const to = h < GROUP || !owns ? nullptr : (h == GROUP ? l.keys : l.values) + mine;
+#pragma unroll
+      for (int j = 0; j < OF_LANE; ++j) {
+        const u32 rounded = Element::pack(v[j], 0);
+        put_float(given + (h * FEATURES + lane + j * LANES) * 4, h < GROUP ? v[j] * (p.scale * LOG2_E) : Element::low(rounded));
+        if (to != nullptr) *(u16*)(to + (lane + j * LANES) * 2) = (u16)rounded;
       }
     }
+    mark(ATTEND, 1);
     together();
     float most[GROUP], sum[GROUP], values[GROUP][8];
 #pragma unroll
@@ -117,12 +117,11 @@ struct Step : StepRows {
       lanes::await(base + FULL + turn.slot * 8, turn.parity);
 #pragma unroll 1
       for (int at = 0; at < count; at += WARPS * ABREAST) {
-        const int row = at + warp * ABREAST + lane / OF_POSITION;
-        const bool is_there = row < count, is_new = first + row == position;
-        float mask = is_there ? 0 : NOTHING;
-#if MASKED
-        if (is_there) mask = single(p.mask, s.sequence * p.mask_step + first + row);
-#endif
+        const int row = at + own_row;
+        const bool is_there = row < count, is_new = is_there && first + row == position, counts = is_there && mask > NOTHING;
+        const float added = mask * LOG2_E;
+        const int next = at + WARPS * ABREAST < count ? first + row + WARPS * ABREAST : first + OF_SLOT + own_row;
+        mask = mask_of(s, next);
         float keys[8] = {}, cached[8] = {};
         if (is_new) {
 #pragma unroll
@@ -140,7 +139,6 @@ struct Step : StepRows {
             cached[2 * k] = Element::low(v[1][k]), cached[2 * k + 1] = Element::high(v[1][k]);
           }
         }
-        const bool counts = mask > NOTHING;
 #pragma unroll
         for (int g = 0; g < GROUP; ++g) {
           u32 q[2][4];
@@ -150,7 +148,7 @@ struct Step : StepRows {
           for (int k = 0; k < 8; ++k) score += keys[k] * ts::float_of(q[k / 4][k % 4]);
 #pragma unroll
           for (int far = 1; far < OF_POSITION; far *= 2) score += lanes::across(score, far);
-          score = counts ? score + mask * LOG2_E : NOTHING;
+          score = counts ? score + added : NOTHING;
           const float now = score > most[g] ? score : most[g], before = ts::ex2(most[g] - now);
           const float weight = counts ? ts::ex2(score - now) : 0.0f;
           most[g] = now, sum[g] = sum[g] * before + weight;
@@ -199,9 +197,9 @@ struct Step : StepRows {
       }
       const float times = total > 0 ? 1.0f / total : 0.0f;
       const int row = s.share * BATCH + s.sequence;
-      store_word(words(layer, ATTENDED) + row * (QUERY / 2) + query * (FEATURES / 2) + f / 2, Element::pack(low * times, high * times), tag);
-      if (f == 0 && SPLITS > 1)
-        store_word(words(layer, SUMS) + row * HEADS + query, ts::bits_of(total > 0 ? largest + ts::lg2(total) : NOTHING), tag);
+      store_word(words(layer, ATTENDED) + row * (QUERY / 2) + spot(query * (FEATURES / 2) + f / 2), Element::pack(low * times, high * times), tag);
+      if (f % 8 == 0 && SPLITS > 1)
+        store_word(words(layer, SUMS) + (row * QUERY + query * FEATURES + f) / 8, ts::bits_of(total > 0 ? largest + ts::lg2(total) : NOTHING), tag);
     }
   }
 
@@ -213,7 +211,7 @@ struct Step : StepRows {
     return {lanes::load_shared(own(at)), lanes::load_shared(own(at) + 1)};
   }
   TS_DEV void hand_over(int layer, int part, int width, const Place& at, Pair v, u32 tag) const {
-    store_word(words(layer, part) + (at.sequence * width + at.row) / 2, Element::pack(v.a, v.b), tag);
+    store_word(words(layer, part) + at.sequence * width / 2 + spot(at.row / 2), Element::pack(v.a, v.b), tag);
   }
   TS_DEV void keep(const Place& at, Pair v) const { lanes::store_shared(own(at), v.a), lanes::store_shared(own(at) + 1, v.b); }
 

@@ -1,258 +1,6 @@
-// Rows of a decode step (step.cuh): weights on their way, products, values of other CTAs, norms.
+// Rows of a decode step (step.cuh): products, values of other CTAs, norms.
 #pragma once
-#include "lanes.cuh"
-#include "math.cuh"
-
-using Element = ts::bf16;
-
-constexpr int LANES = 32, THREADS = WARPS * LANES;  // that multiply; one more warp loads weights
-constexpr int TILE = 8, DEPTH = 32;  // rows of a product that a CTA has at once; columns that a warp multiplies at once
-constexpr int UNDER_WAY = 4;  // groups of four words of a lane
-constexpr int QUERY = HEADS * FEATURES, KEYS = KEY_HEADS * FEATURES, QKV = QUERY + 2 * KEYS;
-constexpr int GROUP = HEADS / KEY_HEADS, OF_HEAD = (GROUP + 2) * FEATURES;  // queries, key, value of a head of keys
-constexpr int AT_ONCE = BATCH * 16 <= THREADS ? 4 : BATCH * 8 <= THREADS ? 2 : 1;  // threads that put two sums together
-constexpr int EIGHTS = (BATCH + 7) / 8, TALL = (EIGHTS + 1) / 2;             // of sequences; products of sixteen
-enum { PROJECT, ATTEND, OUTPUT, GATE, DOWN, HEAD };                          // stages: five of a layer, and one
-enum { NO_POSITION = 16 };                                                   // in a record: the index is not one of the cache
-// ---- the table of stages: what each product has
-TS_DEV constexpr int rows(int stage) { return stage == PROJECT ? QKV : stage == GATE ? HIDDEN : stage == HEAD ? VOCABULARY : WIDTH; }
-TS_DEV constexpr int columns(int stage) { return stage == OUTPUT ? QUERY : stage == DOWN ? HIDDEN : WIDTH; }
-TS_DEV constexpr bool is_normed(int stage) { return stage == PROJECT || stage == GATE || stage == HEAD; }
-TS_DEV constexpr bool is_turned(int stage) { return TURNED && stage != HEAD; }  // weights [inputs, outputs]
-TS_DEV constexpr int halves(int stage) { return GATED && stage == GATE ? 2 : 1; }
-// Columns of a warp's piece: each warp has as many pieces of a row, one unless it were too large.
-TS_DEV constexpr int over(int n, int by) { return (n + by - 1) / by; }
-TS_DEV constexpr int chunk(int stage) { return over(columns(stage), WARPS * DEPTH * over(columns(stage), WARPS * CHUNK)) * DEPTH; }
-TS_DEV constexpr int chunks(int stage) { return over(columns(stage), chunk(stage)); }
-// A slot of the ring has a piece of every warp: eight rows of so many columns, of which two rows together meet no bank twice.
-TS_DEV constexpr int segments(int stage) { return over(chunks(stage), WARPS); }
-TS_DEV constexpr int wide(int stage) { return columns(stage) < WARPS * chunk(stage) ? columns(stage) : WARPS * chunk(stage); }
-TS_DEV constexpr int pitch(int stage) { return wide(stage) * 2 + (wide(stage) * 2 % 128 ? 0 : 64); }
-// Words of a buffer. There are two, of even and of odd layers. A word is two values of a sequence's row, or one of PROJECTED.
-constexpr int ROW = 0, PROJECTED = ROW + BATCH * WIDTH / 2, ATTENDED = PROJECTED + BATCH * QKV,
-              SUMS = ATTENDED + SPLITS * BATCH * QUERY / 2, MIDDLE = SUMS + (SPLITS * BATCH * HEADS + 1) / 2 * 2,
-              GATED_ROW = MIDDLE + BATCH * WIDTH / 2;
-TS_DEV constexpr int input(int stage) {
-  return stage == OUTPUT ? ATTENDED : stage == GATE ? MIDDLE : stage == DOWN ? GATED_ROW : ROW;
-}
-// Shared memory: the ring; attention's parts; warps' sums of tiles; parts of norms; limits of sequences; barriers, which say
-// that a slot is full and that it is free.
-constexpr u32 SUMS_OF_TILE = 2 * WARPS * BATCH * TILE * 4;
-constexpr u32 ATTENTION_AT = SLOTS * SLOT, SUMS_AT = ATTENTION_AT + ATTENTION, MOMENTS = SUMS_AT + BUFFERS * SUMS_OF_TILE,
-              LIMITS = MOMENTS + 2 * chunks(PROJECT) * BATCH * 8, FULL = LIMITS + BATCH * 8, FREE = FULL + SLOTS * 8,
-              LIMITS_THERE = FREE + SLOTS * 8;
-constexpr int OF_SLOT = SLOT / (FEATURES * 4);  // positions of the cache, keys and then values
-static_assert(GATED_ROW + BATCH * HIDDEN / 2 == WORDS && LIMITS_THERE + 8 == SHARED_BYTES);
-static_assert(TILE * pitch(DOWN) <= SLOT && TILE * pitch(PROJECT) <= SLOT && TILE * pitch(OUTPUT) <= SLOT && SLOT % 128 == 0);
-static_assert(FEATURES % 64 == 0 && FEATURES <= 256 && GROUP <= 8 && BATCH * 4 * AT_ONCE <= THREADS);
-static_assert(WIDTH % DEPTH == 0 && HIDDEN % DEPTH == 0);
-constexpr float LOG2_E = 1.44269504f, NOTHING = -3.0e38f;  // below every score
-
-TS_DEV u32 tag_of(u64 v) { return (u32)(v >> 32); }
-TS_DEV float value_of(u64 v) { return ts::float_of((u32)v); }
-TS_DEV void store_word(u64* p, u32 bits, u32 tag) { lanes::post(p, (u64)tag << 32 | bits); }
-TS_DEV void put_float(u32 at, float v) { lanes::put32(at, ts::bits_of(v)); }
-TS_DEV float get_float(u32 at) { return ts::float_of(lanes::get32(at)); }
-TS_DEV float over_lanes(float v) {
-#pragma unroll
-  for (int far = 16; far; far >>= 1) v += lanes::across(v, far);
-  return v;
-}
-TS_DEV float single(const char* of, int i) { return Element::low(lanes::load16(of + i * 2ll)); }
-
-template <int A, int B, int C, class Do>
-TS_DEV void each(Do what) {
-#pragma unroll
-  for (int a = 0; a < A; ++a)
-#pragma unroll
-    for (int b = 0; b < B; ++b)
-#pragma unroll
-      for (int c = 0; c < C; ++c) what(a, b, c);
-}
-
-struct Pair {
-  float a, b;
-  TS_DEV Pair operator+(const Pair& other) const { return {a + other.a, b + other.b}; }
-  TS_DEV Pair operator*(float by) const { return {a * by, b * by}; }
-};
-TS_DEV Pair both(const char* of, long long i) {
-  u32 w[1];
-  lanes::load_words<4>(of + i * 2, w);
-  return {Element::low(w[0]), Element::high(w[0])};
-}
-TS_DEV Pair get_pair(u32 at) { return {get_float(at), get_float(at + 4)}; }
-
-// Who waits for what, for the record.
-struct Wanted {
-  u64* record;
-  u32 tag;
-  int stage, layer;
-};
-// Somebody has waited for too long: the first word that is missing is told, or the last one, which has come since.
-[[noreturn]] TS_APART void search(Wanted w, const u64* from, int count) {
-  int i = 0;
-  while (i + 1 < count && tag_of(lanes::peek(from + i)) == w.tag) ++i;
-  lanes::give_up(w.record, w.stage, w.layer << 16 | lanes::block(), i, tag_of(lanes::peek(from + i)));
-  __builtin_unreachable();
-}
-// How long something was tried.
-struct Patience {
-  u64 start = 0;
-  u32 tries = 0;
-  TS_DEV bool is_over() {
-    lanes::rest();
-    if (++tries % 1024) return false;
-    const u64 now = lanes::now_ns();
-    if (start == 0) start = now;
-    return now - start > TIMEOUT;
-  }
-};
-TS_DEV u64 waited(const u64* from, int i, const Wanted& w) {
-  for (Patience patience;;) {
-    const u64 v = lanes::peek(from + i);
-    if (tag_of(v) == w.tag) return v;
-    if (patience.is_over()) search(w, from, i + 1);
-  }
-}
-
-// Of attention's work: a head of keys, a sequence, a share of the positions from `start` on.
-struct Share {
-  int head, sequence, share, each, start, end;
-  long long row;  // of the cache
-};
-
-// Who has which tiles of a product's rows, and what of attention.
-struct Tiles {
-  const int block, grid;
-  // CTAs that have the rows of the same heads of keys, and attend to them.
-  const int teams, members, team, member, heads, items;
-  TS_DEV Tiles()
-      : block(lanes::block()),
-        grid(lanes::blocks()),
-        teams(KEY_HEADS < grid ? KEY_HEADS : grid),
-        members(grid / teams),
-        team(block % teams),
-        member(block / teams),
-        heads(member < members ? (KEY_HEADS - team + teams - 1) / teams : 0),
-        items(heads * BATCH * SPLITS) {}
-  // Those of this CTA: of its heads, or spread over the grid; gate's from its other end on.
-  TS_DEV int first_tile(int stage) const { return stage == PROJECT ? member : stage == GATE ? grid - 1 - block : block; }
-  TS_DEV int step(int stage) const { return stage == PROJECT ? members : grid; }
-  TS_DEV int tiles(int stage) const { return stage == PROJECT ? heads * (OF_HEAD / TILE) : over(rows(stage), TILE); }
-  // A tile of QKV: its head of keys, and its first row among those of this head.
-  TS_DEV int head_of(int tile) const { return team + teams * (tile / (OF_HEAD / TILE)); }
-  TS_DEV static int within(int tile) { return tile % (OF_HEAD / TILE) * TILE; }
-  TS_DEV Share share_of(u32 base, int item) const {
-    Share s = {team + teams * (item / (BATCH * SPLITS)), item / SPLITS % BATCH, item % SPLITS};
-    const int limit = (int)lanes::get32(base + LIMITS + s.sequence * 4);
-    s.each = (limit + SPLITS - 1) / SPLITS, s.start = s.share * s.each, s.end = s.start + s.each < limit ? s.start + s.each : limit;
-    s.row = ((long long)s.sequence * KEY_HEADS + s.head) * POSITIONS;
-    return s;
-  }
-  // Tiles that have the same values when they come: two, where those are not kept for all.
-  TS_DEV static constexpr bool is_kept(int stage) { return chunks(stage) <= WARPS; }
-  TS_DEV static constexpr int at_once(int stage) { return is_kept(stage) || halves(stage) > 1 ? 1 : 2; }
-  // The same of three parts that lie apart, and the row there.
-  TS_DEV const char* of_three(int tile, const char* query, const char* key, const char* value, int& row) const {
-    const int head = head_of(tile), first = within(tile);
-    row = first < GROUP * FEATURES ? head * (GROUP * FEATURES) + first : head * FEATURES + first % FEATURES;
-    return first < GROUP * FEATURES ? query : first < (GROUP + 1) * FEATURES ? key : value;
-  }
-};
-
-// A place in the ring, and how often it was gone round.
-struct Turn {
-  u32 slot = 0, parity = 0;
-  TS_DEV void next() {
-    if (++slot == SLOTS) slot = 0, parity ^= 1;
-  }
-};
-
-// The warp that asks for weights, in the order in which the others will want them.
-struct Loader : Tiles {
-  const StepParams& p;
-  const u32 base;
-  const int lane;
-  Turn turn;
-  TS_DEV Loader(const StepParams& p, u32 base) : p(p), base(base), lane(lanes::lane()) {}
-  // Rows of a tile, of which `there` exist, from a segment on.
-  template <int STAGE>
-  TS_DEV void ask(const char* of, int row, int there, int segment) {
-    const u32 to = base + turn.slot * SLOT, full = base + FULL + turn.slot * 8;
-    lanes::await(base + FREE + turn.slot * 8, turn.parity ^ 1);  // at first they all are
-    const int start = segment * wide(STAGE), left = columns(STAGE) - start, count = left < wide(STAGE) ? left : wide(STAGE);
-    if constexpr (is_turned(STAGE)) {
-      // Inputs in the order in which `piece` has them: rows 2 m + 8 a + e of 32 lie at 8 m + 2 a + e.
-      const char* const from = of + ((long long)start * rows(STAGE) + row) * 2;
-#pragma unroll 4
-      for (int k = lane; k < count; k += LANES)
-        lanes::copy128(to + ((k & ~31) + (k >> 1 & 3) * 8 + (k >> 3 & 3) * 2 + (k & 1)) * 16, from + (long long)k * rows(STAGE) * 2, 16);
-      lanes::copies_arrive(full);
-    } else if (lane < TILE && lane < there) {
-      lanes::ask(to + lane * pitch(STAGE), of + ((long long)(row + lane) * columns(STAGE) + start) * 2, count * 2, full);
-    } else {
-      lanes::arrive(full);
-    }
-    turn.next();
-  }
-  template <int STAGE>
-  TS_DEV void ask_all(int layer) {
-    const StepLayer& l = p.layers[layer];
-    if constexpr (STAGE == PROJECT || STAGE == GATE)
-      for (int c = lane * 64; c < WIDTH; c += LANES * 64) {  // norms: in the L2 when they are wanted
-        lanes::prefetch((STAGE == GATE ? l.middle_norm : l.norm) + c * 2);
-        if (LAYER_NORMS) lanes::prefetch((STAGE == GATE ? l.middle_norm_bias : l.norm_bias) + c * 2);
-      }
-    for (int first = first_tile(STAGE); first < tiles(STAGE); first += at_once(STAGE) * step(STAGE))
-      for (int segment = 0; segment < segments(STAGE); ++segment)
-        for (int n = 0, tile = first; n < at_once(STAGE) && tile < tiles(STAGE); ++n, tile += step(STAGE)) ask_tile<STAGE>(l, tile, segment);
-  }
-  template <int STAGE>
-  TS_DEV void ask_tile(const StepLayer& l, int tile, int segment) {
-    int row = tile * TILE;
-    const char* of = STAGE == OUTPUT ? l.output : STAGE == GATE ? l.gate : STAGE == DOWN ? l.down : p.head;
-    if constexpr (STAGE == PROJECT) of = of_three(tile, l.query, l.key, l.value, row);
-    const int there = STAGE == HEAD ? VOCABULARY - row : TILE;
-    ask<STAGE>(of, row, there, segment);
-    if constexpr (halves(STAGE) > 1) ask<STAGE>(l.up, row, there, segment);
-  }
-  // Keys and values of the shares that this CTA attends to, but for the token's own row, which comes with this step.
-  TS_DEV void ask_cached(int layer) {
-    if (member >= items) return;
-    const StepLayer& l = p.layers[layer];
-    const long long position = *l.length;
-    for (int item = member; item < items; item += members) {
-      const Share s = share_of(base, item);
-      for (int first = s.start; first < s.end; first += OF_SLOT) {
-        const int last = first + OF_SLOT < s.end ? first + OF_SLOT : s.end;
-        const u32 to = base + turn.slot * SLOT, full = base + FULL + turn.slot * 8;
-        lanes::await(base + FREE + turn.slot * 8, turn.parity ^ 1);
-        // Lanes 0 and 1: keys in front of the token's and behind it; 2 and 3: values.
-        const bool behind = lane & 1, is_value = lane & 2;
-        const long long cut = position + behind < first ? first : position + behind < last ? position + behind : last;
-        const long long from = behind ? cut : first, until = behind ? last : cut;
-        if (lane < 4 && from < until) {
-          const u32 row = (u32)(from - first) + (is_value ? OF_SLOT : 0);
-          lanes::ask(to + row * (FEATURES * 2), (is_value ? l.values : l.keys) + (s.row + from) * (FEATURES * 2), (u32)(until - from) * (FEATURES * 2), full);
-        } else {
-          lanes::arrive(full);
-        }
-        turn.next();
-      }
-    }
-  }
-  TS_DEV void run() {
-#pragma unroll 1
-    for (int layer = 0; layer < LAYERS; ++layer) {
-      ask_all<PROJECT>(layer);
-      if (layer == 0) lanes::await(base + LIMITS_THERE, 0);
-      ask_cached(layer);
-      ask_all<OUTPUT>(layer), ask_all<GATE>(layer), ask_all<DOWN>(layer);
-    }
-    ask_all<HEAD>(0);
-    if (TURNED) lanes::copies_here();
-  }
-};
+#include "step_loader.cuh"
 
 struct StepRows : Tiles {
   const StepParams& p;
@@ -337,22 +85,25 @@ struct StepRows : Tiles {
     if constexpr (STAGE == OUTPUT && SPLITS > 1) return merge(at, x);
     constexpr int DEEP = chunk(STAGE) / DEPTH, LOADS = UNDER_WAY / EIGHTS, ONCE = LOADS < 1 ? 1 : LOADS < DEEP ? LOADS : DEEP;
     const int start = at * chunk(STAGE), row = columns(STAGE) / 2;
-    const u64* const from = words(layer, input(STAGE)) + column<STAGE>(at, 0) / 2;
-    if (BATCH > 8) waited(words(layer, input(STAGE)), column<STAGE>(at, 0) / 2, wanted(STAGE));  // not all again and again
+    const u64* const from = words(layer, input(STAGE)) + start / 2 + lane % 4 * 2;
+    if (BATCH > 8) {  // not all again and again
+      u64 one[1];
+      waited(one, from, wanted(STAGE));
+    }
 #pragma unroll
     for (int first = 0; first < DEEP; first += ONCE) {
       u64 v[ONCE][EIGHTS][4];
       // Words of what there is, and whether they have come: those that say otherwise.
       const auto over_words = [&](auto what) {
         each<ONCE, EIGHTS, 2>([&](int b, int e, int j) {
-          if (first + b < DEEP && start + (first + b) * DEPTH < columns(STAGE)) what(v[b][e][2 * j], v[b][e][2 * j + 1], sequence(e) * row + (first + b) * (DEPTH / 2) + 2 * j);
+          if (first + b < DEEP && start + (first + b) * DEPTH < columns(STAGE)) what(v[b][e][2 * j], v[b][e][2 * j + 1], sequence(e) * row + (first + b) * (DEPTH / 2) + 8 * j);
         });
       };
       for (Patience patience;;) {
         u32 wrong = 0;
         over_words([&](u64& a, u64& b, int i) { lanes::peek_pair(from + i, a, b); });
         over_words([&](u64& a, u64& b, int) { wrong |= (tag_of(a) ^ tag) | (tag_of(b) ^ tag); });
-        if (wrong == 0) break;
+        if (all_right(wrong)) break;
         if (patience.is_over()) search(wanted(STAGE), words(layer, input(STAGE)), BATCH * row);
       }
       each<ONCE, EIGHTS, 4>([&](int b, int e, int j) {
@@ -377,7 +128,7 @@ struct StepRows : Tiles {
           each<ONCE, SHARES, 1>([&](int b, int n, int) {
             const int share = n * APART + first_share, row = share * BATCH + sequence, c = column<OUTPUT>(at, first + b);
             if (first + b < DEEP && start + (first + b) * DEPTH < QUERY && share < SPLITS)
-              what(b, v[b][n], sums[b][n], row * (QUERY / 2) + c / 2, SUMS - ATTENDED + row * HEADS + c / FEATURES);
+              what(b, v[b][n], sums[b][n], row * (QUERY / 2) + start / 2 + (first + b) * (DEPTH / 2) + lane % 4 * 2, SUMS - ATTENDED + (row * QUERY + c) / 8);
           });
         };
         // Shares of all CTAs are a lot to read again and again: sums first, which come with the values.
@@ -385,21 +136,20 @@ struct StepRows : Tiles {
           u32 wrong = 0;
           over_shares([&](int, u64(&)[4], u64& sum, int, int its) { sum = lanes::peek(all + its); });
           over_shares([&](int, u64(&)[4], u64& sum, int, int) { wrong |= tag_of(sum) ^ tag; });
-          if (wrong == 0) break;
-          if (patience.is_over()) search(wanted(OUTPUT), all, SUMS - ATTENDED + SPLITS * BATCH * HEADS);
+          if (all_right(wrong)) break;
+          if (patience.is_over()) search(wanted(OUTPUT), all, MIDDLE - ATTENDED);
         }
         for (Patience patience;;) {
           u32 wrong = 0;
           over_shares([&](int, u64(&of)[4], u64&, int i, int) {
-            lanes::peek_pair(all + i, of[0], of[1]), lanes::peek_pair(all + i + 2, of[2], of[3]);
+            lanes::peek_pair(all + i, of[0], of[1]), lanes::peek_pair(all + i + 8, of[2], of[3]);
           });
           over_shares([&](int, u64(&of)[4], u64&, int, int) {
             wrong |= (tag_of(of[0]) ^ tag) | (tag_of(of[1]) ^ tag) | (tag_of(of[2]) ^ tag) | (tag_of(of[3]) ^ tag);
           });
-          if (wrong == 0) break;
-          if (patience.is_over()) search(wanted(OUTPUT), all, SUMS - ATTENDED + SPLITS * BATCH * HEADS);
+          if (all_right(wrong)) break;
+          if (patience.is_over()) search(wanted(OUTPUT), all, MIDDLE - ATTENDED);
         }
-        lanes::together();
         float most[ONCE], total[ONCE] = {}, merged[ONCE][8] = {};
 #pragma unroll
         for (int b = 0; b < ONCE; ++b) most[b] = NOTHING;

@@ -57,6 +57,7 @@ class StepKernel(Launchable):
 
     Args:
         delays: CTAs wait now and then, each at other times, for tests.
+        stamps: each CTA notes when its stages begin, have their values and end.
         timeout_ns: bound of a wait.
     """
 
@@ -86,9 +87,20 @@ class StepKernel(Launchable):
         s = self.shape
         numbers = {name.upper(): int(v) for name, v in asdict(s).items()}
         numbers |= {"SPLITS": s.splits, "SLOTS": s.slots, "SLOT": s.slot_bytes, "CHUNK": s.most_columns}
-        numbers |= {"ATTENTION": s.attention, "BUFFERS": s.buffers, "WORDS": s.words, "GATED": int(not s.gpt2), "ROTARY": int(not s.gpt2)}
+        numbers |= {
+            "ATTENTION": s.attention,
+            "BUFFERS": s.buffers,
+            "WORDS": s.words,
+            "GATED": int(not s.gpt2),
+            "ROTARY": int(not s.gpt2),
+        }
         numbers |= dict.fromkeys(("LAYER_NORMS", "BIASED", "TURNED"), int(s.gpt2))
-        numbers |= {"SHARED_BYTES": s.shared_bytes, "TIMEOUT": f"{self.timeout_ns}ull", "DELAYS": int(self.delays), "STAMPS": int(self.stamps)}
+        numbers |= {
+            "SHARED_BYTES": s.shared_bytes,
+            "TIMEOUT": f"{self.timeout_ns}ull",
+            "DELAYS": int(self.delays),
+            "STAMPS": int(self.stamps),
+        }
         return text_of("step.cuh", argument(s.layers), numbers, "lanes.cuh")
 
     def grid(self, rows: int, sms: int) -> int:
@@ -110,6 +122,6 @@ class StepKernel(Launchable):
             return f"a decode step writes position {words[3]} of a cache of {words[2]}"
         layer, block = where >> 16, where & 0xFFFF
         return (
-            f"decode step: CTA {block} waited for value {words[2]} that {STAGES[what]} of layer {layer} reads; "
+            f"decode step: CTA {block} waited for word {words[2]} that {STAGES[what]} of layer {layer} reads; "
             f"it has tag {words[3]}"
         )

@@ -124,10 +124,10 @@ class Shape:
     @property
     def words(self) -> int:
         """64-bit words of values on their way from CTA to CTA, of the layers of one parity."""
-        query, sums = self.heads * self.features, self.splits * self.batch * self.heads
+        query = self.heads * self.features
         qkv = query + 2 * self.key_heads * self.features
         each = self.width + qkv + self.splits * query // 2 + self.hidden // 2
-        return self.batch * each + sums + sums % 2
+        return self.batch * (each + self.splits * query // 8)
 
     @property
     def weight_bytes(self) -> int:
