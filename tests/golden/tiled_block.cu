@@ -8,28 +8,6 @@ namespace ts {
 
 #ifndef TS_HOST
 template <int AT>
-struct Mma<bf16, 1, AT> {
-  template <int BLOCKS>
-  static TS_DEV void shared(Fragment<BLOCKS>& acc, u64 a, u64 b) {
-    asm volatile("{\n.reg .pred p;\nsetp.eq.u32 p, 0, 0;\nwgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%0, %1, %2, %3}, %4, %5, p, 1, 1, 0, 0;\n}"
-                 : "+f"(acc.v[4 * AT + 0]), "+f"(acc.v[4 * AT + 1]), "+f"(acc.v[4 * AT + 2]), "+f"(acc.v[4 * AT + 3])
-                 : "l"(a), "l"(b));
-  }
-  template <int BLOCKS>
-  static TS_DEV void start(Fragment<BLOCKS>& acc, u64 a, u64 b) {
-    asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, 0, 0;\nwgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%0, %1, %2, %3}, %4, %5, p, 1, 1, 0, 0;\n}"
-                 : "=f"(acc.v[4 * AT + 0]), "=f"(acc.v[4 * AT + 1]), "=f"(acc.v[4 * AT + 2]), "=f"(acc.v[4 * AT + 3])
-                 : "l"(a), "l"(b));
-  }
-  template <int BLOCKS, int ABLOCKS>
-  static TS_DEV void registers(Fragment<BLOCKS>& acc, const Packed<ABLOCKS>& a, int k, u64 b) {
-    asm volatile("{\n.reg .pred p;\nsetp.eq.u32 p, 0, 0;\nwgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%0, %1, %2, %3}, {%4, %5, %6, %7}, %8, p, 1, 1, 0;\n}"
-                 : "+f"(acc.v[4 * AT + 0]), "+f"(acc.v[4 * AT + 1]), "+f"(acc.v[4 * AT + 2]), "+f"(acc.v[4 * AT + 3])
-                 : "r"(a.v[k + 0]), "r"(a.v[k + 1]), "r"(a.v[k + 2]), "r"(a.v[k + 3]), "l"(b));
-  }
-};
-
-template <int AT>
 struct Mma<bf16, 32, AT> {
   template <int BLOCKS>
   static TS_DEV void shared(Fragment<BLOCKS>& acc, u64 a, u64 b) {
@@ -77,7 +55,7 @@ struct Kernel {
   static constexpr bool BEFORE = true, BY_COLUMNS = false;
   static constexpr int FIRSTS = 2, LASTS = 1, PRODUCTS = 1, INNER = 264, LOADS = 1, BESIDE_WORDS = 1;
   static constexpr bool DIRECT = false;
-  static constexpr int HID_BLOCKS = 5, OUT_BLOCKS = 2, LAST_BLOCKS = 1, FIRST_STEPS = 5, SECOND_STEPS = 9, STEPS = 4, HIDDEN_WORDS = 1, RESULT_WORDS = 1;
+  static constexpr int HID_BLOCKS = 5, OUT_BLOCKS = 2, FIRST_STEPS = 5, SECOND_STEPS = 9, STEPS = 4, HIDDEN_WORDS = 1, RESULT_WORDS = 1;
   static constexpr u32 BARS = STEPS * STEP_BYTES + 2 * SLABS * CHUNK_BYTES;
   // Of result f, or of product f of the first layer.
   static TS_DEV constexpr int columns_of(int f) { return 264; }

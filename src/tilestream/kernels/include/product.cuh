@@ -13,14 +13,14 @@ struct Product<T, BLOCKS, true> : MmaMixed<T, BLOCKS> {};
 // COLUMNS of a page of both operands, from descriptors' addresses of this warpgroup's rows and of the weight: panels of 64
 // columns, of ROWS rows and `pitch` apart. With BLOCKED left operands are blocks of 8 columns without a swizzle. With FIRST
 // the sums begin here. A weight that lies BY_COLUMNS comes in panels of 64 columns, of a row for each of the page's depth, and
-// `pitch` apart. Of the sums the first N blocks of 8 columns are made, if that is given.
-template <class T, int COLUMNS, int ROWS, bool BLOCKED, bool FIRST, bool BY_COLUMNS, int N = 0, int BLOCKS>
+// `pitch` apart.
+template <class T, int COLUMNS, int ROWS, bool BLOCKED, bool FIRST, bool BY_COLUMNS, int BLOCKS>
 TS_DEV void multiply(Fragment<BLOCKS>& acc, u32 left, u32 weight, u32 pitch) {
 #pragma unroll
   for (int k = 0; k < COLUMNS / 16; ++k) {
     const u64 a = BLOCKED ? mma_desc_blocks_over_16(left + k * 2 * ROWS, ROWS) : mma_desc_over_16(left + (k >> 2) * (ROWS * 8) + (k & 3) * 2);
     const u64 b = BY_COLUMNS ? mma_desc_columns_over_16(weight + k * 128, pitch) : mma_desc_over_16(weight + (k >> 2) * pitch + (k & 3) * 2);
-    using M = Product<T, N ? N : BLOCKS, BY_COLUMNS>;
+    using M = Product<T, BLOCKS, BY_COLUMNS>;
     if constexpr (FIRST) {
       if (k == 0) {
         M::start(acc, a, b);

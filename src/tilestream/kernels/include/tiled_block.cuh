@@ -361,19 +361,19 @@ TS_DEV void leave_slab(const P& p, const Fragment<TILE_BLOCKS>& acc, Slabs<K>& s
   if constexpr (STAGED) slabs.close(s);
 }
 
-// A tile's sums, of the first N blocks of 8 columns; its first page begins them.
-template <class K, int N>
+// A tile's sums; its first page begins them.
+template <class K>
 TS_DEV void sum_tile(Fragment<TILE_BLOCKS>& acc, StepRing<K>& ring, u32 mine, int steps) {
   const auto left = [&] { return (ring.addr() + mine) >> 4; };
   const auto right = [&] { return (ring.addr() + LEFT_BYTES) >> 4; };
   ring.wait_full();
   mma_fence();
-  multiply<typename K::T, TILE_DEPTH, ROWS, false, true, K::BY_COLUMNS, N>(acc, left(), right(), WEIGHT_PANEL / 16);
+  multiply<typename K::T, TILE_DEPTH, ROWS, false, true, K::BY_COLUMNS>(acc, left(), right(), WEIGHT_PANEL / 16);
   mma_commit();
   ring.advance();
   sum_pages(ring, 1, steps, [&](int) {
     mma_fence();
-    multiply<typename K::T, TILE_DEPTH, ROWS, false, false, K::BY_COLUMNS, N>(acc, left(), right(), WEIGHT_PANEL / 16);
+    multiply<typename K::T, TILE_DEPTH, ROWS, false, false, K::BY_COLUMNS>(acc, left(), right(), WEIGHT_PANEL / 16);
   });
 }
 
@@ -391,10 +391,7 @@ TS_DEV void consume_tiles(const P& p, u64 epoch, u32 smem, int cluster, int rank
     Beside<K> beside;
     load_columns<K>(p, columns, x);
     const int steps = x.second ? K::SECOND_STEPS : K::FIRST_STEPS;
-    if (K::LAST_BLOCKS > 0 && x.second && x.column == K::OUT_BLOCKS - 1)
-      sum_tile<K, K::LAST_BLOCKS>(acc, ring, mine, steps);
-    else
-      sum_tile<K, TILE_BLOCKS>(acc, ring, mine, steps);
+    sum_tile<K>(acc, ring, mine, steps);
     if (K::LOADS > 0 && x.second) first_beside<K>(p, beside, x, g);
     mma_wait<0>();
     pin(acc);  // or what reads them moves in front of the wait (C7514)

@@ -34,8 +34,7 @@ struct Deal {
     const bool is_second = at_second();
     const int index = is_second ? second : first, blocks = is_second ? K::OUT_BLOCKS : K::HID_BLOCKS;
     (is_second ? second : first) += clusters;
-    // Where the last block of a result is narrow, clusters take turns with it.
-    const int column = (index + (is_second && K::LAST_BLOCKS > 0 ? index / blocks : 0)) % blocks;
+    const int column = index % blocks;
     int last = 0, begin = 0;
     for (; is_second && last < K::LASTS - 1 && column >= K::end_of(last); ++last) begin = K::end_of(last);
     return {is_second, index / blocks * PAIR + rank, column, last, column - begin};

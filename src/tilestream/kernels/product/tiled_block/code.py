@@ -15,7 +15,6 @@ from tilestream.kernels.product.epilogue import Epilogue, Words, epilogues, vect
 from tilestream.kernels.product.operands import Operands
 from tilestream.kernels.product.tiled_block.model import COLUMNS, DEPTH, ROWS, STEPS, TiledBlock, Walk
 
-COUNTS = ("hid_blocks", "out_blocks", "last_blocks", "first_steps", "second_steps")
 WALK = Struct("Walk", tuple(Field("int", field.name) for field in fields(Walk)), declared=False)
 GROUP_ROWS = ROWS // 2
 """Of a warpgroup, whose tiles are stored 64 columns at a time."""
@@ -28,13 +27,13 @@ class TiledBlockCode:
     head = "const u32* w"
     even_rows = True
     starts = True
+    blocks = (COLUMNS // 8,)
     makers = Makers(32, few_registers=True)
     register_splits = ((208, 88), (200, 104))
     """Sums take half of the former, rows of a norm want the latter."""
 
     def __init__(self, s: TiledBlock, pipeline: Pipeline) -> None:
         self.s, self.b = s, s.block
-        self.blocks = sorted({COLUMNS // 8, s.last_blocks} - {0})
         made = epilogues(s.block)
         after = made[-len(s.block.lasts)]
         self.column = _inside(after.columns, s.result_columns)
@@ -47,7 +46,7 @@ class TiledBlockCode:
 
     def constants(self) -> Mapping[str, Mapping[str, object]]:
         s, hidden = self.s, self.hidden[1].count if self.hidden else 0
-        sizes = {name.upper(): getattr(s, name) for name in COUNTS}
+        sizes = {name.upper(): getattr(s, name) for name in ("hid_blocks", "out_blocks", "first_steps", "second_steps")}
         sizes |= {"STEPS": STEPS, "HIDDEN_WORDS": hidden, "RESULT_WORDS": self.result[1].count}
         return {
             "bool": {"DIRECT": s.direct},

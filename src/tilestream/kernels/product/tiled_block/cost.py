@@ -19,10 +19,11 @@ BETWEEN_S = 0.2e-6
 """Between two sums, besides the arithmetic of an epilogue."""
 ISSUE = 1.4
 """Of an epilogue's arithmetic, times what the lanes need for its instructions."""
-NARROW = 64
-"""Columns that a narrower product takes more than it has: it reads as many rows of the left operand. Assumed."""
 SECTOR = 32
 """Bytes a cycle that an SM stores of results that leave from registers, eight rows an instruction. Assumed."""
+ROW_S = 1.4e-6
+"""A row that one warp makes in front of the first product, one behind the other: what bound LayerNorm, 768-2304 as one
+launch on an H200, 176 us for 16,384 rows (docs/wide-layers.md). Six blocks that were fitted have longer products."""
 START_S = 6.0e-6
 """Launch, barriers and the first pages; rows that are made in front of the first product. Of it ``launch_s`` is the
 device's, and the rest are cycles."""
@@ -45,25 +46,25 @@ def tiled_block_cost(s: TiledBlock, rows: int, device: Device) -> Counts:
     )
     between = BETWEEN_S * scaling.cycles(device)
     hidden_s = between + _arithmetic_s(s.block.middle, s.hidden_columns, device)
-    # Of every ``out_blocks``-th unit of the second: each of its wgmmas reads as many rows as others.
-    narrow = 1 - (8 * s.last_blocks + NARROW) / (COLUMNS + NARROW) if s.last_blocks else 0.0
-    full = seconds - narrow * (seconds // s.out_blocks)
     result_s = between + _arithmetic_s(s.block.lasts[0].after, s.result_columns, device)
     if s.direct:
         result_s += ROWS * s.result_columns * 4 / SECTOR / device.clock_hz
-    work = Counts(
-        "work",
-        (
-            Counts("products", page, max, firsts * s.first_steps + full * s.second_steps),
-            Amount("epilogue", firsts * hidden_s + seconds * result_s),
-        ),
-    )
-    b = s.block
+
+    def units(name: str, firsts: int, seconds: int) -> Counts:
+        products = Counts("products", page, max, firsts * s.first_steps + seconds * s.second_steps)
+        return Counts(name, (products, Amount("epilogue", firsts * hidden_s + seconds * result_s)))
+
+    b, work = s.block, units("work", firsts, seconds)
     stored = DTYPE_BYTES[b.output_dtype] * out
     read = sum(op.made.row_bytes for op in b.loads) + (0 if b.before else 2 * k)
     dram = rows * (read + stored) + 2 * hid * (k * len(b.firsts) + out * b.products)
     spilled = max(0.0, 1 - device.l2_bytes / s.hidden_bytes) * 4 * rows * hid if s.hidden_bytes else 0.0
-    streams = Counts("streams", (work, Amount("dram", dram + spilled, device.dram_bytes_per_s)), max)
+    beside = (work, Amount("dram", dram + spilled, device.dram_bytes_per_s))
+    made = max(0, rows - ROWS * walk.early) / s.ctas if b.before else 0.0
+    if made:  # the first product of the last rows, and the second, come behind
+        front = Amount("rows in front", made * ROW_S * scaling.cycles(device))
+        beside += (Counts("rows", (front, units("behind", 1, 1))),)
+    streams = Counts("streams", beside, max)
     ours = START_S - H200.launch_s
     start = Amount("launch", START_S + (device.launch_s - H200.launch_s) + ours * (scaling.cycles(device) - 1.0))
     return Counts("tiled block", (start, streams))

@@ -106,14 +106,6 @@ class TiledBlock:
         return sum(self.result_blocks)
 
     @property
-    def last_blocks(self) -> int:
-        """Blocks of 8 columns of the only result's last block of columns, where a product of at most half as many makes
-        them: 320 columns are 256 and 64. Otherwise 0."""
-        left = self.block.sizes[2] % COLUMNS
-        alone = len(self.block.lasts) == self.block.products == 1 and not self.block.by_columns
-        return ceil(left / 8) if alone and self.out_blocks > 1 and left <= COLUMNS // 2 else 0
-
-    @property
     def first_steps(self) -> int:
         return ceil(self.block.sizes[0] / DEPTH)
 
