@@ -49,7 +49,7 @@ class Options:
         decode_step: a decode step of 1 to 32 sequences over a static cache, from the embedding to the logits, as one
             kernel, where that is faster than the graph with its regions and Inductor's own.
         token_mixing: two layers over the tokens of images, as MLP-Mixer has them, as one kernel that turns no image,
-            where that is faster. Inference alone. Off until the kernel has met a GPU.
+            where that is faster. Inference alone.
         early_launch: kernels of inference graphs start, and load weights, while the kernel in front of them still
             runs.
         float32_parts: linear layers of float32, which torch's default keeps off the tensor cores in tf32, are computed
@@ -81,7 +81,7 @@ class Options:
     interactions: bool = True
     attention: bool = True
     decode_step: bool = False
-    token_mixing: bool = False
+    token_mixing: bool = True
     early_launch: bool = True
     float32_parts: bool = True
     keep_lists: bool = False

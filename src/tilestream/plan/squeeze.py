@@ -19,7 +19,7 @@ from tilestream.plan.chooser import Question, alternative
 from tilestream.simulator.library import Stream
 
 RESIDENT, CTA_BYTES_PER_S = 2, 60e9
-"""CTAs of an SM; bytes that one loads a second, near what an SM's port to the L2 carries. Assumed: no GPU has run it
+"""CTAs of an SM; bytes that one loads a second, near what an SM's port to the L2 carries. Assumed: no GPU has timed it
 yet."""
 
 

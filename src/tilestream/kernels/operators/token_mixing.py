@@ -101,7 +101,7 @@ ISSUED = 0.65
 ACTIVATED, NORMED, STORED = 19, 15, 13
 """Instructions for an element of the hidden layer, of a normed image, and of the result. Counted in machine code."""
 BEGUN = 3000
-"""Cycles until the image has come and behind the last sum. Assumed, as all of this: no GPU has run it yet."""
+"""Cycles until the image has come and behind the last sum. Assumed, as all of this: no GPU has timed it yet."""
 
 
 def cycles(mixing: Mixing) -> float:
