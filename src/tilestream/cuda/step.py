@@ -70,7 +70,8 @@ class Loaded:
         return out
 
     def _prepared(self, key: tuple[int | float, ...], stream: int, capture: int) -> list[PreparedLaunch]:
-        values = values_of(self.kernel.shape, key) | {"stamps": self.stamps.data_ptr()}
+        values = values_of(self.kernel.shape, key)
+        values["stamps"] = self.stamps.data_ptr()
         bulk = [a for layer in values["layers"] for name, a in layer.items() if name != "length"]
         if any(address % 16 for address in (*bulk, values["head"])):
             raise InputError("weights or caches of a decode step do not start on 16 bytes", "copy them: t.clone()")
