@@ -1,8 +1,9 @@
 """Whole models of transformers and timm at full depth and published widths, with random weights, and three small ones.
 
 ``MODELS`` are those that the compiler is measured on; ``FRESH`` twenty others, which were chosen with their sizes
-before anything was tuned and are for measuring alone. ``model.problem()`` gives a module in bf16 and its inputs.
-Convolutional models and their images are channels last. Needs ``transformers`` and ``timm``.
+before anything was tuned and are for measuring alone. ``model.problem()`` gives a module in bf16, no parameter of which
+is constant (``varied``), and its inputs. Convolutional models and their images are channels last. Needs
+``transformers`` and ``timm``.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ class FullModel:
             made = self.make()
             made = (made if self.mixed else made.bfloat16()).eval().requires_grad_(False)
             made = made.to(memory_format=self.layout)  # pyright: ignore[reportCallIssue]
+            varied(made)
             batch = 1 if tiny else self.batch
             if self.inputs is not None:
                 inputs = tuple(x[:, :256] if x.shape[1] > 20_000 else x[:256] for x in self.inputs())
@@ -55,6 +57,30 @@ class FullModel:
             else:
                 inputs = (torch.randn(batch, 3, IMAGE, IMAGE, dtype=BF16).to(memory_format=self.layout),)
         return made, inputs
+
+
+def varied(module: nn.Module, seed: int = 0) -> None:
+    """Random values, the same on every device, for parameters whose elements are all equal.
+
+    With a head of zeros all that a model computes is zero, and with a layer scale of 1e-4 a layer does not count: no
+    error would be seen. Norms' weights and layer scales are between 0.5 and 1.5, and one less where they begin at zero
+    (Gemma's norms add one to theirs); biases, tokens and tables as transformers begins them; weights as large as those
+    of a linear layer.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            if parameter.numel() < 2 or bool((parameter != parameter.flatten()[0]).any()):
+                continue
+            shape, zero = parameter.shape, not parameter.any()
+            drawn = torch.empty(shape, device="cpu")
+            if zero and not name.endswith("weight"):
+                drawn.normal_(0.0, 0.02, generator=generator)
+            elif max(shape) == parameter.numel():
+                drawn.uniform_(-0.5, 0.5, generator=generator).add_(0.0 if zero else 1.0)
+            else:
+                drawn.normal_(0.0, shape[1:].numel() ** -0.5, generator=generator)
+            parameter.copy_(drawn)
 
 
 class First(nn.Module):

@@ -38,9 +38,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
-from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks.lib import gnn_models, masked_models
+from benchmarks.lib import flops, gnn_models, masked_models
 from benchmarks.lib.places import RESULTS, module_command
 from tilestream.run import oracle, timing
 from tilestream.run.backend import tilestream
@@ -183,7 +182,7 @@ class Made:
         """Errors and times."""
         case = self.case
         row: dict[str, Any] = {"case": case.name, "plain": case.plain, "failed": self.failed, "first_s": self.first_s}
-        row |= {"errors": self._errors(row), "floor_us": floor_us(case), "us": {}}
+        row |= {"errors": self._errors(row), **self._floor(), "us": {}}
         for arm in [a for a in self.arms if a not in row["errors"]]:
             del self.arms[arm]
         if cpu or case.plain:
@@ -195,6 +194,14 @@ class Made:
             row["speedup"] = min(others) / ours
         case.module.zero_grad(set_to_none=True)
         return row
+
+    def _floor(self) -> dict[str, float]:
+        """Nothing where it cannot be counted: the times are worth a row without it."""
+        try:
+            return {"floor_us": floor_us(self.case)}
+        except Exception as failure:
+            self.failed["floor"] = f"{type(failure).__name__}: {failure}"[:400]
+            return {}
 
     def _as_graphs(self) -> dict[str, float]:
         captured: dict[str, Any] = {}
@@ -253,17 +260,16 @@ def floor_us(case: Case) -> float:
 
     layers = getattr(getattr(case.module, "net", case.module), "layers", None)
     hooks = [layer.register_forward_hook(read) for layer in layers or ()]
-    counter = FlopCounterMode(display=False)
-    if case.flops is None:
-        with counter:
-            case.step(case.module, case.module, case.inputs)
-    for hook in hooks:
-        hook.remove()
+    try:
+        run = functools.partial(case.step, case.module, case.module, case.inputs)
+        counted = flops.counted(run) if case.flops is None else case.flops
+    finally:
+        for hook in hooks:
+            hook.remove()
     own = (*case.inputs, *case.module.buffers())
     lists = [x for x in own if isinstance(x, Tensor) and (not layers or not x.is_floating_point())]
     moved[0] += sum(x.numel() * x.element_size() for x in (*lists, *case.module.parameters()))
-    flops = counter.get_total_flops() if case.flops is None else case.flops
-    return 1e6 * max(flops / FLOPS_PER_S, moved[0] * (3 if case.training else 1) / BYTES_PER_S)
+    return 1e6 * max(counted / FLOPS_PER_S, moved[0] * (3 if case.training else 1) / BYTES_PER_S)
 
 
 def in_loop(arms: Mapping[str, Callable[[], object]], calls: int, cpu: bool) -> dict[str, float]:
@@ -313,10 +319,13 @@ def worker(group: str, given: argparse.Namespace, made_of: Callable[[str, bool],
         one = made[line.strip()]
         try:
             row = one.measured(given.cpu)
-            if given.kernels is not None and row.get("speedup", MISSED) < MISSED:
-                _tell_kernels(one, given.kernels)
         except Exception as failure:
             row = {"case": one.case.name, "failed": {**one.failed, "measuring": f"{type(failure).__name__}: {failure}"}}
+        if given.kernels is not None and row.get("speedup", MISSED) < MISSED:
+            try:
+                _tell_kernels(one, given.kernels)
+            except Exception as failure:
+                row["failed"]["kernels"] = f"{type(failure).__name__}: {failure}"[:400]
         if not given.cpu:
             torch.cuda.empty_cache()
         print(json.dumps(row), flush=True)

@@ -19,6 +19,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,8 @@ def main() -> int:
     given.cases = []  # each process has one model, and all of its cases
     from tilestream.bench.environment import environment
 
-    where, folder = environment(), Path(given.out)
+    installed = {d.name: d.version for d in metadata.distributions() if d.name in ("transformers", "timm")}
+    where, folder = environment() | installed, Path(given.out)
     folder.mkdir(parents=True, exist_ok=True)
 
     def write(rows: Sequence[dict[str, Any]]) -> None:

@@ -69,7 +69,7 @@ def lines(rows: Sequence[dict[str, Any]], mode: str) -> str:
         others = [us(times.get(arm)) for arm in ARMS]
         gain = f"{row['speedup']:.2f}" if _gains(row) else "-"
         ratio = "-" if off is None else f"{off:.2f}"
-        found.append([text, KINDS.get(graph, ""), *others, gain, us(row["floor_us"]), ratio])
+        found.append([text, KINDS.get(graph, ""), *others, gain, us(row.get("floor_us")), ratio])
     if not found:
         return NONE
     gains = [row["speedup"] for row in rows if of(row)[2] == mode and _gains(row)]

@@ -14,15 +14,19 @@ from statistics import fmean
 from typing import Any
 
 from benchmarks.lib.cases import COUNTED, MAIN, OTHERS, Case
+from benchmarks.lib.full_models import FRESH, MODELS
 from benchmarks.lib.marked import table, us, with_parts
 from benchmarks.lib.places import DOCS, RESULTS, ROOT
-from benchmarks.tables import decoder_tables, short_table
+from benchmarks.tables import decoder_tables, real_tables, short_table
 from benchmarks.tables.launch_tables import launches
 
 PAGES = {
     ROOT / "README.md": ("short", "truth"),
     DOCS / "results.md": (
         "machine",
+        "fresh",
+        "seen",
+        "fresh-and-seen",
         "published",
         "main",
         "whole",
@@ -125,7 +129,7 @@ def whole_models() -> str:
 
 
 def published() -> str:
-    """Whole models of other libraries, which nothing was tuned to."""
+    """Whole models of other libraries that were timed of an earlier version alone."""
     rows = []
     for model, row in short_table.published().items():
         first, floor, one = row["first_call_s"], row["over_floor"], row["us"]
@@ -321,6 +325,9 @@ def tables() -> dict[str, str]:
     return {
         "short": table(*short_table.rows()),
         "truth": truth(),
+        "fresh": real_tables.lines(FRESH),
+        "seen": real_tables.lines(MODELS),
+        "fresh-and-seen": real_tables.all_of_them(),
         "published": published(),
         "main": times(MAIN),
         "whole": whole_models(),

@@ -9,8 +9,9 @@ from statistics import geometric_mean
 from typing import Any
 
 from benchmarks.lib.cases import MAIN, OTHERS, Case
+from benchmarks.lib.full_models import FRESH, MODELS
 from benchmarks.lib.places import RESULTS
-from benchmarks.tables import decoder_tables
+from benchmarks.tables import decoder_tables, real_tables
 
 APPLICATIONS = {
     "NeRF": ("nerf_65536", "nerf_65536"),
@@ -58,7 +59,7 @@ def applications() -> dict[str, tuple[Gain | None, Gain | None]]:
 
 
 def published() -> dict[str, dict[str, Any]]:
-    """Whole models of other libraries by name, which nothing was tuned to."""
+    """Whole models of other libraries by name that were timed of an earlier version alone."""
     return {row["model"]: row for row in (_read("published_models.json") or {"rows": []})["rows"]}
 
 
@@ -70,9 +71,10 @@ def over_best(us: Mapping[str, float]) -> float:
 def rows() -> tuple[list[str], list[list[str]]]:
     """Headings, and a row for each kind of model: how many cases, the geometric mean and the range of gains, and where
     the least is; whole applications against the fastest of Inductor's runs."""
-    five, real = applications(), published()
+    five = applications()
     kinds: dict[str, dict[str, float]] = {
-        "whole models of transformers, timm, PyTorch Geometric": {m: over_best(r["us"]) for m, r in real.items()},
+        "whole models of transformers and timm, never tuned on": real_tables.gains(FRESH),
+        "the same, and three small networks, tuned on": real_tables.gains(MODELS),
         "row chains: MLPs, NeRF, edge blocks of GNNs": dict(_cases(MAIN)),
         "ten other small models": dict(_cases(OTHERS)),
         "whole applications, inference, Inductor at its fastest": {
