@@ -201,7 +201,8 @@ TS_DEV void peek_pair(const u64* p, u64& first, u64& second) {
   if ((u64)p % 16) ts_host::trap("a load of 16 bytes is not aligned");
   first = peek(p), second = peek(p + 1);
 }
-TS_DEV void rest() { usleep(1000); }
+TS_DEV void rest() { usleep(10000); }
+constexpr u32 BETWEEN_CLOCKS = 32;
 TS_DEV void prefetch(const void*) {}
 TS_DEV u64 now_ns() {
   timespec t;

@@ -118,7 +118,8 @@ TS_DEV u64 peek(const u64* p) {
 TS_DEV void peek_pair(const u64* p, u64& first, u64& second) {  // each whole
   asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];" : "=l"(first), "=l"(second) : "l"(p) : "memory");
 }
-TS_DEV void rest() {}  // while others are waited for
+TS_DEV void rest() {}                 // while others are waited for
+constexpr u32 BETWEEN_CLOCKS = 1024;  // tries
 TS_DEV void prefetch(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 TS_DEV void store8(void* p, u32 v) { *(unsigned char*)p = (unsigned char)v; }
 TS_DEV void store32(void* p, u32 v) { *(u32*)p = v; }

@@ -4,8 +4,8 @@
 // up; down with the residual. Two values, or one, go from one stage to the next as a word of 64 bits, a tag beside them (as
 // in NCCL's LL protocol): whoever reads polls the word itself, and no fence, counter or barrier of the grid is needed. A
 // buffer is written again two layers later. Ten stages lie between, each of which needs all of the one before, so nobody
-// reads it any more. Weights come by copies into a ring of each warp in the order in which the warp will want them, stage
-// after stage: they are on their way while it waits for values.
+// reads it any more. Weights, and keys and values of the cache, come by copies into a ring, which a warp of its own asks for
+// (step_loader.cuh) in the order in which the others will want them, stage after stage: they are on their way while these wait.
 //
 // A product is cut into tiles of eight rows. The warps of a CTA share a tile's columns, each multiplies its own with the
 // values of all sequences by tensor cores, and their sums are put together in shared memory in one order. So a warp gathers
@@ -17,8 +17,8 @@
 //
 // Compiled for WIDTH, HIDDEN, HEADS, KEY_HEADS, FEATURES (of a head), POSITIONS (of the cache), VOCABULARY, LAYERS, BATCH,
 // SPLITS (of the cache), HEAD_NORMS, MASKED, ROTARY, LAYER_NORMS, BIASED, TURNED (weights [inputs, outputs]), GATED, WARPS (of a
-// CTA), SLOTS (of a warp's ring), SLOT (bytes), CHUNK (most columns of a slot), SCRATCH (bytes), TIMEOUT (ns), DELAYS, behind
-// StepParams (step/kernel.py).
+// CTA, that multiply), SLOTS (of the ring), SLOT (bytes), CHUNK (most columns of a warp's piece), ATTENTION (bytes of its parts),
+// BUFFERS (of sums), TIMEOUT (ns), DELAYS, STAMPS, behind StepParams (step/kernel.py).
 #pragma once
 #include "step_rows.cuh"
 

@@ -6,11 +6,11 @@
 using Element = ts::bf16;
 
 constexpr int LANES = 32, THREADS = WARPS * LANES;  // that multiply; one more warp loads weights
-constexpr int TILE = 8, DEPTH = 32;  // rows of a product that a CTA has at once; columns that a warp multiplies at once
-constexpr int UNDER_WAY = 4;  // groups of four words of a lane
+constexpr int TILE = 8, DEPTH = 32;                 // rows of a product that a CTA has at once; columns that a warp multiplies at once
+constexpr int UNDER_WAY = 4;                        // groups of four words of a lane
 constexpr int QUERY = HEADS * FEATURES, KEYS = KEY_HEADS * FEATURES, QKV = QUERY + 2 * KEYS;
 constexpr int GROUP = HEADS / KEY_HEADS, OF_HEAD = (GROUP + 2) * FEATURES;  // queries, key, value of a head of keys
-constexpr int AT_ONCE = BATCH * 16 <= THREADS ? 4 : BATCH * 8 <= THREADS ? 2 : 1;  // threads that put two sums together
+constexpr int AT_ONCE = BATCH * 16 <= THREADS && WARPS % 4 == 0 ? 4 : BATCH * 8 <= THREADS && WARPS % 2 == 0 ? 2 : 1;  // threads that add
 constexpr int EIGHTS = (BATCH + 7) / 8, TALL = (EIGHTS + 1) / 2;             // of sequences; products of sixteen
 enum { PROJECT, ATTEND, OUTPUT, GATE, DOWN, HEAD };                          // stages: five of a layer, and one
 enum { NO_POSITION = 16 };                                                   // in a record: the index is not one of the cache
@@ -28,7 +28,8 @@ TS_DEV constexpr int chunks(int stage) { return over(columns(stage), chunk(stage
 TS_DEV constexpr int segments(int stage) { return over(chunks(stage), WARPS); }
 TS_DEV constexpr int wide(int stage) { return columns(stage) < WARPS * chunk(stage) ? columns(stage) : WARPS * chunk(stage); }
 TS_DEV constexpr int pitch(int stage) { return wide(stage) * 2 + (wide(stage) * 2 % 128 ? 0 : 64); }
-// Words of a buffer. There are two, of even and of odd layers. A word is two values of a sequence's row, or one of PROJECTED; of SUMS one is for eight columns of a share.
+// Words of a buffer. There are two, of even and of odd layers. A word is two values of a sequence's row, or one of PROJECTED; of
+// SUMS one is for eight columns of a share, so that lanes read words of their own.
 constexpr int ROW = 0, PROJECTED = ROW + BATCH * WIDTH / 2, ATTENDED = PROJECTED + BATCH * QKV,
               SUMS = ATTENDED + SPLITS * BATCH * QUERY / 2, MIDDLE = SUMS + SPLITS * BATCH * QUERY / 8,
               GATED_ROW = MIDDLE + BATCH * WIDTH / 2;
@@ -104,7 +105,7 @@ struct Patience {
   u32 tries = 0;
   TS_DEV bool is_over() {
     lanes::rest();
-    if (++tries % 1024) return false;
+    if (++tries % lanes::BETWEEN_CLOCKS) return false;
     const u64 now = lanes::now_ns();
     if (start == 0) start = now;
     return now - start > TIMEOUT;
