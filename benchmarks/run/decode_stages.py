@@ -22,14 +22,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.lib.places import RESULTS
-from benchmarks.run.decode_step import MODELS, operands
+from benchmarks.run.decode_step import MODELS, kernel_us, operands
 from tilestream.bench.environment import environment
-from tilestream.graph.decode import STEP
 from tilestream.kernels.step.kernel import STAGES, StepKernel
-from tilestream.run.timing import capture, interleaved
-
-ROUNDS = 9
 
 
 def told(stamps: Tensor) -> dict[str, dict[str, float]]:
@@ -60,7 +55,7 @@ def measured(model: str, batch: int) -> dict[str, Any]:
 
     shape = replace(MODELS[model], batch=batch)
     given = operands(shape)
-    us = statistics.median(interleaved([capture(lambda: STEP(*given), 1000.0, 20)], ROUNDS)[0])
+    us = kernel_us(given)
     kernel = loaded(StepKernel(shape, stamps=True), 0)
     for _ in range(3):
         kernel(*given[:7], numbers=(0, *given[8:]))  # pyright: ignore[reportArgumentType]
@@ -71,7 +66,7 @@ def main() -> None:
     wanted = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     wanted.add_argument("models", nargs="*", default=list(MODELS))
     wanted.add_argument("--batch", type=int, default=1)
-    wanted.add_argument("--json", type=Path, default=RESULTS / "decode_stages.json")
+    wanted.add_argument("--json", type=Path)
     given = wanted.parse_args()
     rows = []
     for model in given.models:
@@ -79,7 +74,8 @@ def main() -> None:
             rows.append(measured(model, given.batch))
         print(json.dumps(rows[-1]), flush=True)
         text = {"schema": 1, "environment": environment(), "rows": rows}
-        given.json.write_text(json.dumps(text, indent=1) + "\n", encoding="utf-8")
+        if given.json:
+            given.json.write_text(json.dumps(text, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

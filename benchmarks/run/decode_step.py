@@ -106,6 +106,11 @@ def error(got: torch.Tensor, want: torch.Tensor) -> float:
     return float((got.double() - want).norm() / want.norm())
 
 
+def kernel_us(given: list[Any]) -> float:
+    """Of the kernel alone: a median of CUDA graphs."""
+    return statistics.median(interleaved([capture(lambda: STEP(*given), 1000.0, 20)], ROUNDS)[0])
+
+
 def checked(s: Shape, steps: int) -> dict[str, Any]:
     """The kernel on a cut model, its error and whether bits repeat, also with delays; its time at full depth."""
     from tilestream.cuda.step import loaded
@@ -117,8 +122,7 @@ def checked(s: Shape, steps: int) -> dict[str, Any]:
     again = converted(given, torch.bfloat16)
     delayed, numbers = loaded(StepKernel(small, delays=True), 0), (0, *again[8:])
     same = all(torch.equal(delayed(*again[:7], numbers=numbers), got[0]) for _ in range(steps))  # pyright: ignore
-    whole = operands(s)
-    us = statistics.median(interleaved([capture(lambda: STEP(*whole), 1000.0, 20)], ROUNDS)[0])
+    us = kernel_us(operands(s))
     return {
         "error": error(got[0], want),
         "repeats": all(torch.equal(g, got[0]) for g in got),

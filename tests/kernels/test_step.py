@@ -24,11 +24,12 @@ CASES = {
     "norms of heads, three queries a head of keys": (Shape(2, 96, 64, 3, 1, 128, 9, 24, head_norms=True, warps=2), 3),
     "no mask": (replace(SMALL, masked=False, positions=40), 17),
     "rows of two pieces": (Shape(1, 544, 576, 2, 2, 64, 8, 16, warps=2), 0),
-    "2 sequences": (replace(SMALL, batch=2), 150),
+    "2 sequences": (replace(SMALL, batch=2, warps=4), 150),
     "7 sequences": (replace(SMALL, batch=7, positions=24), 11),
+    "8 sequences, no mask": (replace(SMALL, batch=8, positions=24, masked=False, warps=4), 11),
     "16 sequences": (replace(SMALL, batch=16, positions=40), 39),
     "32 sequences, rows of two pieces": (Shape(1, 544, 96, 4, 2, 64, 40, 17, warps=4, batch=32, head_norms=True), 36),
-    "GPT-2": (Shape(2, 128, 96, 2, 2, 64, 24, 21, warps=2, gpt2=True), 7),
+    "GPT-2": (Shape(2, 128, 96, 2, 2, 64, 24, 21, warps=4, gpt2=True), 7),
     "GPT-2, 3 sequences, rows of two pieces": (Shape(1, 544, 96, 2, 2, 64, 300, 9, warps=2, batch=3, gpt2=True), 290),
 }
 
@@ -56,11 +57,11 @@ def test_delays_change_no_bit_and_lengths_are_counted() -> None:
     shape, place = replace(CASES["no mask"][0], batch=2), 17
     first, second = made_up(shape, place), made_up(shape, place)
     kernel = StepKernel(shape, timeout_ns=PATIENT)
-    plain = on_host(first, kernel, 3, steps=2)
-    delayed = on_host(second, replace(kernel, delays=True), 4, steps=2)
+    plain = on_host(first, kernel, 3, steps=3)
+    delayed = on_host(second, replace(kernel, delays=True), 4, steps=3)
     for a, b in zip([*plain, *first.caches], [*delayed, *second.caches], strict=True):
         assert torch.equal(a, b)
-    assert {int(n) for n in (*first.lengths, *second.lengths)} == {place + 2}
+    assert {int(n) for n in (*first.lengths, *second.lengths)} == {place + 3}
     assert not torch.equal(plain[0], plain[1])
 
 

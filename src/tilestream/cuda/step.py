@@ -90,7 +90,7 @@ def steps_of(cos: Tensor | None, mask: Tensor | None, shape: Shape) -> tuple[int
 
 
 def values_of(shape: Shape, key: Sequence[int | float]) -> dict[str, Any]:
-    """The kernel's argument from addresses and numbers, in the order of ``Loaded``."""
+    """The kernel's argument, but for its stamps, from addresses and numbers, in the order of ``Loaded``."""
     names, last = names_of(shape.head_norms, shape.gpt2), GPT2_LAST if shape.gpt2 else LAST
     row, cos, sin, mask, out, *rest = key
     count = shape.layers * len(names)
@@ -112,6 +112,6 @@ def values_of(shape: Shape, key: Sequence[int | float]) -> dict[str, Any]:
                     layer[name + kind] = layer["query" + kind] + at
         layers.append(layer)
     return {"norm_bias": 0} | dict(zip(last, ends, strict=True)) | {
-        "layers": layers, "row": row, "cos": cos, "sin": sin, "out": out, "mask": mask, "counted": counted, "stamps": 0,
+        "layers": layers, "row": row, "cos": cos, "sin": sin, "out": out, "mask": mask, "counted": counted,
         "scale": scale, "eps": eps, "head_eps": head_eps, "turn_step": turn_step, "mask_step": mask_step,
     }  # fmt: skip

@@ -104,7 +104,7 @@ class Device:
     """Lane operations an element to round, pack and store a linear's result for the next use."""
     hand_over_s: float = 1.3e-6
     """From the end of the slowest CTA until all have what it computed, by words with tags through the L2: 1.0 to 1.6 us
-    stages of a decode step on an H200 (benchmarks/results/decode_stages.json); of other devices it is assumed."""
+    between stages of a decode step on an H200 (benchmarks/results/decode_stages.json); of others it is assumed."""
     registers_per_sm: int = 65_536
     shared_bytes_per_sm: int = 233_472
     ctas_per_sm: int = 32

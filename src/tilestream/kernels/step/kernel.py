@@ -87,20 +87,11 @@ class StepKernel(Launchable):
         s = self.shape
         numbers = {name.upper(): int(v) for name, v in asdict(s).items()}
         numbers |= {"SPLITS": s.splits, "SLOTS": s.slots, "SLOT": s.slot_bytes, "CHUNK": s.most_columns}
-        numbers |= {
-            "ATTENTION": s.attention,
-            "BUFFERS": s.buffers,
-            "WORDS": s.words,
-            "GATED": int(not s.gpt2),
-            "ROTARY": int(not s.gpt2),
-        }
+        numbers |= {"ATTENTION": s.attention, "BUFFERS": s.buffers, "WORDS": s.words}
+        numbers |= dict.fromkeys(("GATED", "ROTARY"), int(not s.gpt2))
         numbers |= dict.fromkeys(("LAYER_NORMS", "BIASED", "TURNED"), int(s.gpt2))
-        numbers |= {
-            "SHARED_BYTES": s.shared_bytes,
-            "TIMEOUT": f"{self.timeout_ns}ull",
-            "DELAYS": int(self.delays),
-            "STAMPS": int(self.stamps),
-        }
+        numbers |= {"DELAYS": int(self.delays), "STAMPS": int(self.stamps)}
+        numbers |= {"SHARED_BYTES": s.shared_bytes, "TIMEOUT": f"{self.timeout_ns}ull"}
         return text_of("step.cuh", argument(s.layers), numbers, "lanes.cuh")
 
     def grid(self, rows: int, sms: int) -> int:
