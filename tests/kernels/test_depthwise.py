@@ -1,4 +1,4 @@
-"""Depthwise convolutions: the kernel on the host, a thread a lane, and compiled; which tile it has."""
+"""Depthwise convolutions: the kernel on the host, a fiber a lane, and compiled; which tile it has."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attention of few queries: its kernel on the host, a thread a lane, and compiled; where it stands in a graph."""
+"""Attention of few queries: its kernel on the host, a fiber a lane, and compiled; where it stands in a graph."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lookups and products of pairs: the kernels' text, run on the host with a thread a lane, and compiled for sm_90a."""
+"""Lookups and products of pairs: the kernels' text, run on the host with a fiber a lane, and compiled for sm_90a."""
 
 from __future__ import annotations
 

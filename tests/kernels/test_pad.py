@@ -1,4 +1,4 @@
-"""Padded copies of matrices: the kernel on the host, a thread a lane, and compiled; the operator."""
+"""Padded copies of matrices: the kernel on the host, a fiber a lane, and compiled; the operator."""
 
 from __future__ import annotations
 

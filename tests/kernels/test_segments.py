@@ -1,4 +1,4 @@
-"""Kernels of ragged pipelines, compiled by g++ and run a thread a lane, beside float64: any width, dtype and graph."""
+"""Kernels of ragged pipelines, compiled by g++ and run a fiber a lane, beside float64: any width, dtype and graph."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attention over few keys: its kernel on the host, a thread a lane, and compiled; what it means; its predictions."""
+"""Attention over few keys: its kernel on the host, a fiber a lane, and compiled; what it means; its predictions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gates of squeeze and excite: the kernel on the host, a thread a lane, and compiled; what it is predicted to take."""
+"""Gates of squeeze and excite: the kernel on the host, a fiber a lane, and compiled; what it is predicted to take."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bf16 parts of float32 weights: the kernel on the host, a thread a lane, and compiled."""
+"""Bf16 parts of float32 weights: the kernel on the host, a fiber a lane, and compiled."""
 
 from __future__ import annotations
 

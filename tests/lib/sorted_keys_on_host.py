@@ -1,4 +1,4 @@
-"""``sorted_keys.cuh`` compiled by g++ as a library of this process: a lane is a thread, a CTA has few of them.
+"""``sorted_keys.cuh`` compiled by g++ as a library of this process: a lane is a fiber, a CTA has few of them.
 
 ``TILESTREAM_HOST_TSAN=1`` instruments it; Python then needs ``LD_PRELOAD=$(g++ -print-file-name=libtsan.so)``.
 """
@@ -43,7 +43,6 @@ class OnHost:
             "-g1",
             "-w",
             "-fno-strict-aliasing",
-            "-pthread",
             "-shared",
             "-fPIC",
             f"-I{folder}",

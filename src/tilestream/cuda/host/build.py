@@ -36,8 +36,8 @@ from tilestream.kernels.parts.params import Where
 from tilestream.kernels.parts.source import Call
 
 TRAP, RACE = 42, 66  # exit codes: of the machine's trap, and of ThreadSanitizer
-LANES_FILES = ("lanes.cuh", "lanes_run.h", "ptx.cuh", "machine.h")
-"""The host's machine of kernels whose lanes are threads."""
+LANES_FILES = ("lanes.cuh", "lanes_run.h", "fibers.h", "ptx.cuh", "machine.h")
+"""The host's machine of kernels that are written in lanes."""
 MOST_CTAS = 4  # of a launch whose only stage may have any number
 OF_FILE = 1 << 56
 """In an address of a kernel's argument: it is one of the launch's file (``fill`` of run.cuh)."""
@@ -74,7 +74,7 @@ class HostRun:
     """How to build and run.
 
     ``launches``: times each kernel runs, one after another, on the same workspace. ``limit_s``: bound of a wait
-    inside the machine, ``flag_limit_s`` of one for a flag. ``seed`` orders the copy engine's work.
+    inside the machine, ``flag_limit_s`` of one for a flag. ``seed`` orders the copy engine's work, or lanes.
     """
 
     sanitize: bool = False
@@ -342,13 +342,13 @@ def in_lanes(
     texts = headers() | {n: (files("tilestream.cuda.host") / n).read_text() for n in LANES_FILES}
     texts["kernel"] = f'{source.text}\n#include "lanes_run.h"\nTS_LANES_MAIN({source.name})\n'
     mutate(texts, options.mutations)
-    flags = ["-std=c++20", "-g1", "-O1", "-pthread", "-fno-strict-aliasing", "-Wall", "-Wno-unknown-pragmas"]
+    flags = ["-std=c++20", "-g1", "-O1", "-fno-strict-aliasing", "-Wall", "-Wno-unknown-pragmas"]
     if options.sanitize:
         flags.append("-fsanitize=thread")
     if together:  # CTAs wait for each other
         flags.append("-DTS_TOGETHER")
     program = built(options.folder or default_folder(), texts, "kernel", flags, "")
-    numbers = (ctas, threads, source.shared_bytes)
+    numbers = (ctas, threads, source.shared_bytes, options.seed)
     return lambda path: run_program([str(program), str(path), *map(str, numbers)], source.name, options)
 
 

@@ -1,25 +1,14 @@
-// The host twin of include/lanes.cuh: a lane is a thread, a CTA's threads run together, CTAs one after another.
+// The host twin of include/lanes.cuh: a lane is a fiber (fibers.h), a CTA's lanes run together.
 //
 // Only `together` and `all_together` order what lanes write: what lanes exchange in fragments, shuffles and products goes
 // through relaxed atomics, which ThreadSanitizer takes for no order at all. A copy past the registers spoils its place
 // when it is asked for, and happens when it is waited for.
 #pragma once
-#include <linux/futex.h>
-#include <sched.h>
-#include <time.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-
 #include <atomic>
-#include <chrono>
-#include <climits>
-#include <condition_variable>
-#include <cstdio>
-#include <cstdlib>
 #include <cstring>
-#include <mutex>
 #include <vector>
 
+#include "fibers.h"
 #include "ptx.cuh"
 
 #define TS_LANES_KERNEL(threads, resident) static void
@@ -30,27 +19,21 @@ namespace lanes_host {
 
 constexpr auto relaxed = std::memory_order_relaxed;
 
-// Threads meet, `count` of them unless told: with `order`, all that was written before is seen behind it.
+// Lanes meet, `count` of them unless told: with `order`, all that was written before is seen behind it.
 struct Meeting {
   std::atomic<u32> arrived{0}, turn{0};
+  fibers::Queue waiting;
   u32 count = 0;
   template <bool ORDER>
   void meet(u32 members = 0) {
-    const u32 now = turn.load(relaxed);
     if (arrived.fetch_add(1, ORDER ? std::memory_order_acq_rel : relaxed) + 1 == (members ? members : count)) {
       arrived.store(0, relaxed);
-      turn.store(now + 1, ORDER ? std::memory_order_release : relaxed);
-      syscall(SYS_futex, &turn, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
+      turn.fetch_add(1, ORDER ? std::memory_order_release : relaxed);
+      fibers::wake_all(waiting);
       return;
     }
-    for (int tries = 0; turn.load(ORDER ? std::memory_order_acquire : relaxed) == now; ++tries) {
-      timespec most = {0, 5000000};
-      if (tries > 20000) {  // 100 s: other programs may have thousands of threads here
-        std::fprintf(stderr, "a lane did not come\n");
-        std::_Exit(42);
-      }
-      syscall(SYS_futex, &turn, FUTEX_WAIT_PRIVATE, now, &most, nullptr, 0);
-    }
+    fibers::wait_in(waiting);
+    turn.load(ORDER ? std::memory_order_acquire : relaxed);
   }
 };
 
@@ -59,46 +42,88 @@ struct Warp {
   std::atomic<u64> words[2][32][8];  // two turns: who is ahead writes what nobody reads any more
   std::atomic<u64> of_teams[2][32];
 };
-struct Copy {
-  u32 to;
-  const void* from;
-  u32 bytes;
+// Copies that are under way, to places of 16 bytes.
+struct Copies {
+  struct Copy {
+    u32 to;
+    const void* from;
+    u32 bytes;
+  };
+  Copy* all = nullptr;
+  int count = 0, room = 0;
+  TS_UNWATCHED void add(const Copy& copy) {
+    if (count == room) all = (Copy*)std::realloc(all, (room = 2 * room + 16) * sizeof(Copy));
+    all[count++] = copy;
+  }
+  TS_UNWATCHED void move_to(Copies& other) {
+    for (int n = 0; n < count; ++n) other.add(all[n]);
+    count = 0;
+  }
+  TS_UNWATCHED void happen(char* shared) {
+    for (int n = 0; n < count; ++n) {
+      std::memcpy(shared + all[n].to, all[n].from, all[n].bytes);
+      std::memset(shared + all[n].to + all[n].bytes, 0, -all[n].bytes % 16);
+    }
+    count = 0;
+  }
 };
-
-inline char* shared;
-inline u32 shared_bytes;
-inline Meeting everybody, some;
 // What a barrier of copies knows. Copies happen as late as they may: when somebody has waited for them.
 struct Bar {
-  std::mutex lock;
-  std::condition_variable changed;
+  std::atomic<u32> passed{0};  // orders who arrived before who waited
+  fibers::Queue waiting;
   u32 count, left, phase = 0;
-  std::vector<Copy> coming;
+  Copies coming;
+  TS_UNWATCHED void arrive() {
+    if (--left) return;
+    left = count, ++phase;
+    fibers::wake_all(waiting);
+  }
+  TS_UNWATCHED void await(u32 parity) {
+    while ((phase & 1) == parity) fibers::wait_in(waiting);
+  }
 };
-inline Bar* bars[1 << 15];  // by address over eight
-inline Warp* warps;
-inline thread_local int thread, block, blocks;
-inline thread_local u32 turn, team_turn;
-inline thread_local Copy coming[4096];
-inline thread_local int copies;
+struct Cta {
+  int block;
+  char* shared;
+  std::vector<Warp> warps;
+  Meeting everybody, some;
+  Bar* bars[1 << 15];  // by address over eight
+};
+struct Lane : fibers::Fiber {
+  Cta* cta;
+  int thread;
+  u32 turn = 0, team_turn = 0;
+  u64 clock_ns = 0;
+  Copies copies;
+};
+inline u32 shared_bytes;
+inline int blocks;
 
-inline Warp& mine() { return warps[thread / 32]; }
+TS_UNWATCHED Lane& self() { return *static_cast<Lane*>(fibers::running); }
+inline Cta& cta() { return *self().cta; }
+inline Warp& mine() { return cta().warps[self().thread / 32]; }
 
 inline char* at(u32 address, u32 bytes) {
   if (address % bytes || address + bytes > shared_bytes) {
     std::fprintf(stderr, "%u bytes at %u of %u: outside of shared memory, or not aligned\n", bytes, address, shared_bytes);
     std::_Exit(42);
   }
-  return shared + address;
+  return cta().shared + address;
 }
 
 // All lanes' `count` words, as a function of lane and word.
 template <int COUNT>
 auto exchanged(const u64 (&v)[COUNT]) {
-  auto& slot = mine().words[turn++ & 1];
-  for (int k = 0; k < COUNT; ++k) slot[thread % 32][k].store(v[k], relaxed);
+  auto& slot = mine().words[self().turn++ & 1];
+  for (int k = 0; k < COUNT; ++k) slot[self().thread % 32][k].store(v[k], relaxed);
   mine().exchange.meet<false>();
   return [&slot](int lane, int k) { return slot[lane][k].load(relaxed); };
+}
+
+// A lane's clock stands still while others run: nobody is late because the machine is busy.
+inline u64 after_others() {
+  fibers::give_way();
+  return self().clock_ns += 1000;
 }
 
 }  // namespace lanes_host
@@ -107,14 +132,14 @@ namespace lanes {
 
 using namespace ts;
 
-TS_DEV int thread() { return lanes_host::thread; }
-TS_DEV int lane() { return lanes_host::thread % 32; }
-TS_DEV int warp() { return lanes_host::thread / 32; }
-TS_DEV int block() { return lanes_host::block; }
+TS_DEV int thread() { return lanes_host::self().thread; }
+TS_DEV int lane() { return thread() % 32; }
+TS_DEV int warp() { return thread() / 32; }
+TS_DEV int block() { return lanes_host::cta().block; }
 TS_DEV int blocks() { return lanes_host::blocks; }
 TS_DEV void together() { lanes_host::mine().ordered.meet<true>(); }
-TS_DEV void all_together() { lanes_host::everybody.meet<true>(); }
-TS_DEV void meet(int threads) { lanes_host::some.meet<true>((u32)threads); }
+TS_DEV void all_together() { lanes_host::cta().everybody.meet<true>(); }
+TS_DEV void meet(int threads) { lanes_host::cta().some.meet<true>((u32)threads); }
 TS_DEV u64 of_lane(u64 v, int lane) { return lanes_host::exchanged({v})(lane, 0); }
 
 TS_DEV u32 vote(bool v) {
@@ -138,7 +163,7 @@ TS_DEV float across(float v, int far) { return float_of((u32)of_lane(bits_of(v),
 template <int TEAM>
 TS_DEV float across_team(float v, int far) {
   auto& warp = lanes_host::mine();
-  auto& slot = warp.of_teams[lanes_host::team_turn++ & 1];
+  auto& slot = warp.of_teams[lanes_host::self().team_turn++ & 1];
   slot[lane()].store(bits_of(v), lanes_host::relaxed);
   warp.team[lane() / TEAM * TEAM].template meet<false>(TEAM);
   return float_of((u32)slot[lane() ^ far].load(lanes_host::relaxed));
@@ -201,14 +226,10 @@ TS_DEV void peek_pair(const u64* p, u64& first, u64& second) {
   if ((u64)p % 16) ts_host::trap("a load of 16 bytes is not aligned");
   first = peek(p), second = peek(p + 1);
 }
-TS_DEV void rest() { usleep(10000); }
+TS_DEV u64 now_ns() { return lanes_host::after_others(); }
+TS_DEV void rest() { lanes_host::after_others(); }
 constexpr u32 BETWEEN_CLOCKS = 32;
 TS_DEV void prefetch(const void*) {}
-TS_DEV u64 now_ns() {
-  timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return (u64)t.tv_sec * 1000000000ull + (u64)t.tv_nsec;
-}
 TS_DEV void store8(void* p, u32 v) { *(unsigned char*)p = (unsigned char)v; }
 TS_DEV void store32(void* p, u32 v) { *(u32*)p = v; }
 TS_DEV void store128(void* p, const u32 (&v)[4]) {
@@ -219,56 +240,38 @@ TS_DEV void copy128(u32 to, const void* from, u32 bytes) {
   if ((u64)from % 16) ts_host::trap("a copy of 16 bytes is not aligned");
   char* const place = lanes_host::at(to, 16);
   for (int k = 0; k < 16; ++k) place[k] = (char)0xff;
-  if (lanes_host::copies == 4096) ts_host::trap("too many copies are under way");
-  lanes_host::coming[lanes_host::copies++] = {to, from, bytes};
+  lanes_host::self().copies.add({to, from, bytes});
 }
-TS_DEV void copies_here() {
-  for (int n = 0; n < lanes_host::copies; ++n) {
-    const auto& c = lanes_host::coming[n];
-    char* const place = lanes_host::at(c.to, 16);
-    for (u32 k = 0; k < 16; ++k) place[k] = k < c.bytes ? ((const char*)c.from)[k] : 0;
-  }
-  lanes_host::copies = 0;
-}
+TS_DEV void copies_here() { lanes_host::self().copies.happen(lanes_host::cta().shared); }
 
 // A bulk copy spoils its place when it is asked for.
+TS_DEV lanes_host::Bar& bar_at(u32 bar) { return *lanes_host::cta().bars[bar / 8]; }
 TS_DEV void begin_bar(u32 bar, u32 count) {
   auto* const made = new lanes_host::Bar;
   made->count = made->left = count;
-  lanes_host::bars[bar / 8] = made;
+  lanes_host::cta().bars[bar / 8] = made;
 }
 TS_DEV void arrive(u32 bar) {
-  auto& b = *lanes_host::bars[bar / 8];
-  const std::lock_guard<std::mutex> hold(b.lock);
-  if (--b.left) return;
-  b.left = b.count, ++b.phase;
-  b.changed.notify_all();
-}
-TS_DEV void come(u32 bar, const lanes_host::Copy& copy) {
-  auto& b = *lanes_host::bars[bar / 8];
-  const std::lock_guard<std::mutex> hold(b.lock);
-  b.coming.push_back(copy);
+  auto& b = bar_at(bar);
+  b.passed.fetch_add(1, std::memory_order_acq_rel);
+  b.arrive();
 }
 TS_DEV void ask(u32 to, const void* from, u32 bytes, u32 bar) {
   if ((u64)from % 16 || bytes % 16) ts_host::trap("a bulk copy is not aligned");
   for (u32 k = 0; k < bytes; k += 16) std::memset(lanes_host::at(to + k, 16), 0xff, 16);
-  come(bar, {to, from, bytes});
+  bar_at(bar).coming.add({to, from, bytes});
   arrive(bar);
 }
 TS_DEV void copies_arrive(u32 bar) {
-  for (int n = 0; n < lanes_host::copies; ++n) come(bar, lanes_host::coming[n]);
-  lanes_host::copies = 0;
+  lanes_host::self().copies.move_to(bar_at(bar).coming);
   arrive(bar);
 }
 TS_DEV void await(u32 bar, u32 parity) {
-  auto& b = *lanes_host::bars[bar / 8];
-  std::unique_lock<std::mutex> hold(b.lock);
-  if (!b.changed.wait_for(hold, std::chrono::seconds(100), [&] { return (b.phase & 1) != parity; })) {
-    std::fprintf(stderr, "a barrier of copies was not reached\n");
-    std::_Exit(42);
-  }
-  for (const auto& copy : b.coming) std::memcpy(lanes_host::shared + copy.to, copy.from, copy.bytes);
-  b.coming.clear();
+  auto& b = bar_at(bar);
+  b.await(parity);
+  b.passed.load(std::memory_order_acquire);
+  b.coming.happen(lanes_host::cta().shared);
+  b.passed.fetch_add(1, std::memory_order_acq_rel);
 }
 
 // ---- fragments

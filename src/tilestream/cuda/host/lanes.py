@@ -1,4 +1,4 @@
-"""Operators of ours on the host build. Of those of plain warps a lane is a thread, for ThreadSanitizer to see races."""
+"""Operators of ours on the host build. In those of plain warps a lane is a fiber; to ThreadSanitizer it is a thread."""
 
 from __future__ import annotations
 

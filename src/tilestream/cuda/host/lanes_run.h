@@ -4,64 +4,56 @@
 // byte are offsets into the file.
 #pragma once
 #include <fcntl.h>
-#include <pthread.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
 
 namespace ts_host {
-void trap(const char* what) {
-  std::fprintf(stderr, "%s\n", what);
-  std::_Exit(42);
-}
+void trap(const char* what) { fibers::give_up(what); }
 }  // namespace ts_host
 
 namespace lanes_host {
 
+// What the lanes of a launch run.
 template <class P>
 struct Task {
-  const P* params;
-  void (*kernel)(const P);
-  int thread, block, blocks;
-  static void* run(void* given) {
-    const Task& task = *(const Task*)given;
-    lanes_host::thread = task.thread;
-    lanes_host::block = task.block;
-    lanes_host::blocks = task.blocks;
-    task.kernel(*task.params);
-    return nullptr;
+  static inline const P* params;
+  static inline void (*kernel)(const P);
+  static inline std::atomic<int> ended{0};
+  static void body() {
+    kernel(*params);
+    ended.fetch_add(1, std::memory_order_release);
+    fibers::end();
   }
 };
 
-// `count` CTAs, one after another; where they wait for each other (TS_TOGETHER) each is a process, at the same time.
+// `count` CTAs, one after another, or at the same time where they wait for each other (TS_TOGETHER).
 template <class P>
 void launch(void (*kernel)(const P), const P& params, int count, int threads, u32 bytes) {
-  shared_bytes = bytes;
-  shared = (char*)std::aligned_alloc(1024, (bytes + 1023) / 1024 * 1024);
-  everybody.count = (u32)threads;
-  auto* const tasks = new Task<P>[threads];
-  auto* const running = new pthread_t[threads];
-  for (int b = 0; b < count; ++b) {
 #ifdef TS_TOGETHER
-    if (b + 1 < count && fork() != 0) continue;
+  const int at_once = count;
+#else
+  const int at_once = 1;
 #endif
-    std::memset(shared, 0xff, bytes);
-    warps = new Warp[threads / 32];
-    for (int w = 0; w < threads / 32; ++w) warps[w].ordered.count = warps[w].exchange.count = 32;
-    for (int t = 0; t < threads; ++t) {
-      tasks[t] = {&params, kernel, t, b, count};
-      pthread_create(&running[t], nullptr, Task<P>::run, &tasks[t]);
+  const u32 room = (bytes + 1023) / 1024 * 1024;
+  shared_bytes = bytes, blocks = count;
+  Task<P>::params = &params, Task<P>::kernel = kernel;
+  auto* const shared = (char*)std::aligned_alloc(1024, (u64)at_once * room);
+  char* const stacks = fibers::stacks_of(at_once * threads);
+  for (int first = 0; first < count; first += at_once) {
+    std::vector<Cta> ctas(at_once);
+    std::vector<Lane> lanes(at_once * threads);
+    std::memset(shared, 0xff, (u64)at_once * room);
+    for (int b = 0; b < at_once; ++b) {
+      auto& cta = ctas[b];
+      cta.block = first + b, cta.shared = shared + (u64)b * room;
+      cta.warps = std::vector<Warp>(threads / 32);
+      cta.everybody.count = (u32)threads;
+      for (auto& warp : cta.warps) warp.ordered.count = warp.exchange.count = 32;
+      for (int t = 0; t < threads; ++t) lanes[b * threads + t].cta = &cta, lanes[b * threads + t].thread = t;
     }
-    for (int t = 0; t < threads; ++t) pthread_join(running[t], nullptr);
-    delete[] warps;
-#ifdef TS_TOGETHER
-    if (b + 1 < count) std::_Exit(0);
-    for (int left; wait(&left) > 0;)
-      if (left != 0) std::_Exit(WEXITSTATUS(left));
-#endif
+    fibers::run(lanes.data(), (int)lanes.size(), Task<P>::body, stacks);
+    Task<P>::ended.load(std::memory_order_acquire);
   }
-  delete[] running;
-  delete[] tasks;
+  fibers::give_back_stacks(stacks, at_once * threads);
   std::free(shared);
 }
 
@@ -75,13 +67,14 @@ int run(char** argv, void (*kernel)(const P)) {
   std::memcpy((void*)&params, base, sizeof(P));
   for (u64* word = (u64*)&params; word < (u64*)(&params + 1); ++word)
     if (*word >> 56 == 1) *word += (u64)base - (1ull << 56);
+  fibers::order = (unsigned)std::atoi(argv[5]);
   launch(kernel, params, std::atoi(argv[2]), std::atoi(argv[3]), (u32)std::atoi(argv[4]));
   return 0;
 }
 
 }  // namespace lanes_host
 
-// Arguments: file, CTAs, threads a CTA, bytes of shared memory.
+// Arguments: file, CTAs, threads a CTA, bytes of shared memory, seed of the order of lanes.
 #define TS_LANES_MAIN(name) \
   int main(int, char** argv) { return lanes_host::run(argv, name); }
 

@@ -1,5 +1,5 @@
 // What kernels of plain warps use, one primitive a function: copies past the registers, fragments, small products.
-// host/lanes.cuh implements the same names with one thread a lane, so that a race between lanes is a race of threads.
+// host/lanes.cuh implements the same names with a fiber a lane, which ThreadSanitizer takes for a thread: lanes race there.
 #pragma once
 #include "ptx.cuh"
 

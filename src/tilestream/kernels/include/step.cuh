@@ -240,7 +240,7 @@ struct Step : StepRows {
     for (; layer < LAYERS; ++layer) {
       ++tag;
       const StepLayer& l = p.layers[layer];
-      const long long position = *l.length;
+      const long long position = (long long)lanes::peek((const u64*)l.length);
       products<PROJECT>(
           [&](const Place& at) {
             int row;
@@ -273,7 +273,10 @@ struct Step : StepRows {
     if (thread == 0) p.epochs[block] = tag;
     // Whoever read a length has done its part of what this CTA was waiting for.
     if (p.counted && block == 0)
-      for (int n = thread; n < LAYERS; n += THREADS) ++*p.layers[n].length;
+      for (int n = thread; n < LAYERS; n += THREADS) {
+        u64* const length = (u64*)p.layers[n].length;
+        lanes::post(length, lanes::peek(length) + 1);
+      }
   }
 };
 

@@ -62,7 +62,7 @@ struct Loader : Tiles {
   TS_DEV void ask_cached(int layer) {
     if (member >= items) return;
     const StepLayer& l = p.layers[layer];
-    const long long position = *l.length;
+    const long long position = (long long)lanes::peek((const u64*)l.length);
     for (int item = member; item < items; item += members) {
       const Share s = share_of(base, item);
       for (int first = s.start; first < s.end; first += OF_SLOT) {
