@@ -42,7 +42,7 @@ struct Warp {
   std::atomic<u64> words[2][32][8];  // two turns: who is ahead writes what nobody reads any more
   std::atomic<u64> of_teams[2][32];
 };
-// Copies that are under way, to places of 16 bytes.
+// Copies that are under way: of multiples of 16 bytes, or of less with zeros behind.
 struct Copies {
   struct Copy {
     u32 to;
@@ -62,7 +62,7 @@ struct Copies {
   TS_UNWATCHED void happen(char* shared) {
     for (int n = 0; n < count; ++n) {
       std::memcpy(shared + all[n].to, all[n].from, all[n].bytes);
-      std::memset(shared + all[n].to + all[n].bytes, 0, -all[n].bytes % 16);
+      if (all[n].bytes < 16) std::memset(shared + all[n].to + all[n].bytes, 0, 16 - all[n].bytes);
     }
     count = 0;
   }
