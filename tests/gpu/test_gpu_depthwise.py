@@ -9,7 +9,6 @@ import torch
 from depthwise_blocks import BF16, F16, Case, Inverted, Next, given, is_right, ready
 
 from tilestream.graph.depthwise import DEPTHWISE
-from tilestream.run import depthwise  # noqa: F401  registers the kernel
 from tilestream.run.backend import tilestream
 from tilestream.run.timing import capture
 

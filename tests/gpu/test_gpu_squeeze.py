@@ -11,7 +11,6 @@ from gates import Case, given, is_right
 
 from tilestream.graph.squeeze import SQUEEZE
 from tilestream.kernels.operators.squeeze import Squeeze
-from tilestream.run import depthwise  # noqa: F401  registers the kernel
 from tilestream.run.timing import capture
 
 pytestmark = pytest.mark.gpu

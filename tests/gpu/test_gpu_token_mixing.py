@@ -10,7 +10,6 @@ from mixer_blocks import BF16, Mixer, given, is_right
 
 from tilestream.graph.token_mixing import TOKEN_MIXING
 from tilestream.kernels.operators.token_mixing import Mixing
-from tilestream.run import token_mixing  # noqa: F401  registers the kernel
 from tilestream.run.backend import tilestream
 from tilestream.run.timing import capture
 

@@ -25,6 +25,7 @@ from tilestream.plan.candidates import FALLBACK, Candidate
 from tilestream.plan.depthwise import Kind, kind_of, library, ours, take
 from tilestream.plan.squeeze import kinds_of
 from tilestream.run import depthwise as run
+from tilestream.run import replacements, squeeze
 from tilestream.run.backend import tilestream
 from tilestream.run.target import resolve
 
@@ -157,7 +158,7 @@ def test_both_ways_to_a_gate_are_called() -> None:
     target = resolve(Options(target="reference"), [pictures(16)])
     assert target is not None
     (kind,) = kinds_of(sites(graph_of(ready(Inverted()), pictures(16)))[0], get("h200"))
-    trial = run.gate_trial(kind, target)
+    trial = squeeze.gate_trial(kind, target)
     values = trial.make()
     assert trial.plain is not None
     (made,) = trial.call(Candidate("ours", None, None, operator="ours"), values)()
@@ -220,8 +221,8 @@ def test_the_option_leaves_them_alone() -> None:
     target = resolve(Options(target="reference"), [x])
     assert target is not None
     graph = graph_of(model, x)
-    assert not run.take_depthwise(graph, Options(target="reference", convolutions="off"), target)
-    made = run.take_depthwise(graph, Options(target="reference"), target)
+    assert not replacements.replace(graph, Options(target="reference", convolutions="off"), target)
+    made = replacements.replace(graph, Options(target="reference"), target)
     assert len(made) == 2 and all(plan.wins for plan in made) and sum(TAKEN in n.meta for n in graph.graph.nodes) == 1
 
 
@@ -248,7 +249,7 @@ def test_an_exception_costs_the_convolution(monkeypatch: pytest.MonkeyPatch) -> 
     def fails(*_: object) -> None:
         raise TilestreamError("no", "yes")
 
-    monkeypatch.setattr(run, "choice", fails)
+    monkeypatch.setattr(replacements, "choice", fails)
     monkeypatch.delenv("TILESTREAM_STRICT")
     model, x = ready(Inverted()), pictures(16)
     compiled = torch.compile(model, backend=tilestream, options={"target": "reference"})

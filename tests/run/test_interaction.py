@@ -39,9 +39,8 @@ from tilestream.plan import chooser
 from tilestream.plan.analyse import analyse
 from tilestream.plan.cache import store_sealed
 from tilestream.plan.candidates import FALLBACK, Candidate
-from tilestream.plan.interaction import Kind, Sizes, kind_of, library, ours, question
-from tilestream.run import epilogues, fallback, inductor, oracle
-from tilestream.run import interaction as kernels
+from tilestream.plan.interaction import INTERACTIONS, Kind, Sizes, kind_of, library, ours
+from tilestream.run import epilogues, fallback, inductor, oracle, replacements
 from tilestream.run import time_interaction as timing
 from tilestream.run import timing as clocks
 from tilestream.run.target import Target
@@ -60,7 +59,8 @@ def placed(module: nn.Module, given: tuple[Tensor, ...]) -> tuple[fx.GraphModule
 
     def backend(graph: fx.GraphModule, _: object) -> Any:
         sites = find_interactions(graph.graph)
-        place(graph, sites)
+        for site in sites:
+            place(graph, site)
         kept.append((graph, sites))
         return boxed(fx.Interpreter(graph).boxed_run)
 
@@ -138,7 +138,8 @@ def test_vectors_that_are_there_are_taken() -> None:
     """The same factors as above, of a shape and dtype that kernels take."""
     given = torch.randn(9, 4, 16).bfloat16(), torch.tensor([1, 2, 3, -1]), torch.tensor([0, 1, 0, 3])
     graph = trace(Others(""), given)
-    place(graph, find_interactions(graph.graph))
+    for site in find_interactions(graph.graph):
+        place(graph, site)
     assert len(calls(graph.graph, INTERACTION)) == 1
     assert torch.equal(graph(*given)[0], Others("")(*given))
 
@@ -247,7 +248,7 @@ def test_a_failure_of_ours_costs_the_interaction(quick: list[fx.GraphModule], mo
     def fail(*_: object) -> None:
         raise RuntimeError("no")
 
-    monkeypatch.setattr(kernels, "choice", fail)
+    monkeypatch.setattr(replacements, "choice", fail)
     monkeypatch.delenv("TILESTREAM_STRICT", raising=False)
     module, given = Recommender().bfloat16(), inputs(40)
     assert torch.equal(results(compiled(module, interactions=True), given, False)[0], module(*given))
@@ -269,9 +270,9 @@ KIND = Kind(DLRM, (0, *[100_000] * 26), str(torch.bfloat16), False)
 def test_what_is_not_timed_is_predicted() -> None:
     """The reference machine, which was asked for, runs ours; a GPU what is predicted to be faster."""
     target = Target("reference", torch.device("cpu"), devices.get("h200"))
-    made = kernels.choice(KIND, Options(cache=False), target)
+    made = replacements.choice(INTERACTIONS, KIND, Options(cache=False), target)
     assert made.wins and made.gain_us > 0 and all(c.measured_us is None for c in made.candidates)
-    other = kernels.choice(KIND, Options(cache=False, measure=False), replace(target, kind="cuda"))
+    other = replacements.choice(INTERACTIONS, KIND, Options(cache=False, measure=False), replace(target, kind="cuda"))
     assert other.wins and other.candidates == made.candidates
 
 
@@ -279,13 +280,13 @@ def test_what_is_not_timed_is_predicted() -> None:
 def test_choices_are_kept(other: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is damaged, or of another version, is made anew."""
     times = [5.0]
-    monkeypatch.setattr(kernels.prepare, "measures", lambda *_: True)
+    monkeypatch.setattr(replacements.prepare, "measures", lambda *_: True)
     monkeypatch.setattr(Timer, "__call__", lambda *_: [times.pop(), 10.0])
     target, options = Target("cuda", torch.device("cpu"), devices.get("h200")), Options(cache_dir=tmp_path)
 
     def chosen() -> tuple[bool, float]:
         chooser.forget()
-        made = kernels.choice(KIND, options, target)
+        made = replacements.choice(INTERACTIONS, KIND, options, target)
         return made.wins, made.candidates[0].measured_us or 0.0
 
     assert chosen() == chosen() == (True, 5.0)
@@ -337,7 +338,7 @@ def test_explain_tells_of_those_that_a_compilation_has_timed(ours_us: float, tmp
     module, given = Recommender(features=128, tables=8).bfloat16().requires_grad_(False), inputs(2048, tables=8)
     (site,) = find_interactions(capture(module, given).graphs[0].graph)
     options = Options(cache_dir=tmp_path, device="h200")
-    chooser.choose(question(kind_of(site), devices.get("h200")), options, lambda _: [ours_us, 10.0])
+    chooser.choose(INTERACTIONS.question(kind_of(site), devices.get("h200")), options, lambda _: [ours_us, 10.0])
     chooser.forget()
     found = analyse(module, given, options)
     assert any("tilestream.interaction" in op for x in found.whole.launches for op in x.operators) == (ours_us < 10.0)
@@ -360,13 +361,13 @@ def test_the_operators_meaning() -> None:
 
 @pytest.mark.parametrize(("ours_us", "taken"), [(5.0, 1), (10.0, 0)])
 def test_what_is_timed_decides(ours_us: float, taken: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels.prepare, "measures", lambda *_: True)
+    monkeypatch.setattr(replacements.prepare, "measures", lambda *_: True)
     monkeypatch.setattr(Timer, "__call__", lambda *_: [ours_us, 10.0])
     target = Target("cuda", torch.device("cpu"), devices.get("h200"))
     options = Options(cache_dir=tmp_path)
-    for found in (kernels.stream_interactions(_captured(), False, options, target) for _ in range(2)):
+    for found in (replacements.replace_by(INTERACTIONS, _captured(), options, target) for _ in range(2)):
         assert [made.gain_us for made in found] == [5.0] * taken
-    assert not kernels.stream_interactions(_captured(), False, options.with_(interactions=False), target)
+    assert not replacements.replace_by(INTERACTIONS, _captured(), options.with_(interactions=False), target)
 
 
 def _captured() -> fx.GraphModule:

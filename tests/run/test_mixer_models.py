@@ -18,7 +18,8 @@ from tilestream.graph.token_mixing import TOKEN_MIXING, place, sites
 from tilestream.options import Options
 from tilestream.plan.analyse import analyse
 from tilestream.plan.candidates import FALLBACK, Candidate
-from tilestream.plan.token_mixing import kind_of
+from tilestream.plan.token_mixing import TOKEN_LAYERS, kind_of
+from tilestream.run import replacements
 from tilestream.run import token_mixing as run
 from tilestream.run.backend import tilestream
 from tilestream.run.target import resolve
@@ -55,7 +56,7 @@ def test_what_is_taken_in() -> None:
     (site,) = sites(graph.graph)
     numbers = {"tokens": 36, "hidden": 72, "channels": 64, "dtype": "bf16", "normed": True, "residual": True}
     assert asdict(site.mixing) == numbers | {"activation": "gelu"} and site.images == 2
-    assert place(graph, [site]) == 1
+    assert place(graph, site)
     kinds = [packet(n) for n in graph.graph.nodes]
     assert kinds.count(aten.native_layer_norm) == 1 and aten.transpose not in kinds
     (plain,) = sites(graph_of(Turned(behind=lambda _, y: y.transpose(1, 2)), images()).graph)
@@ -117,7 +118,7 @@ def test_a_result_that_is_returned_as_it_lies_keeps_its_strides() -> None:
     model, x = Turned().to(BF16).eval(), images(tokens=64, channels=36).transpose(1, 2)
     graph = graph_of(model, x)
     (site,) = sites(graph.graph)
-    assert not graph.graph.find_nodes(op="call_function", target=TOKEN_MIXING) and not place(graph, [site])
+    assert not graph.graph.find_nodes(op="call_function", target=TOKEN_MIXING) and not place(graph, site)
     compiled = torch.compile(model, backend=tilestream, options={"target": "reference", "token_mixing": True})
     with torch.no_grad():
         assert compiled(x).stride() == model(x).stride()
@@ -131,7 +132,9 @@ def test_the_option_leaves_them_alone() -> None:
         assert len(graph.find_nodes(op="call_function", target=TOKEN_MIXING)) == asked
     target = resolve(Options(target="reference"), [x])
     assert target is not None
-    assert not run.mix_tokens(graph_of(model, x), Options(target="reference", token_mixing=False), target)
+    assert not replacements.replace_by(
+        TOKEN_LAYERS, graph_of(model, x), Options(target="reference", token_mixing=False), target
+    )
 
 
 def test_few_images_stay_with_inductor() -> None:
@@ -165,7 +168,7 @@ def test_an_exception_costs_the_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: object) -> None:
         raise TilestreamError("no", "yes")
 
-    monkeypatch.setattr(run, "choice", fails)
+    monkeypatch.setattr(replacements, "choice", fails)
     monkeypatch.delenv("TILESTREAM_STRICT")
     model, x = Mixer().to(BF16).eval(), images()
     compiled = torch.compile(model, backend=tilestream, options={"target": "reference", "token_mixing": True})

@@ -52,10 +52,11 @@ def saved(model: Callable[..., Any], inputs: Sequence[Tensor], least_rows: int =
     from torch._inductor.decomposition import select_decomp_table
 
     def place_interactions(joint: fx.GraphModule) -> None:
-        interaction.place(joint, interaction.find_interactions(joint.graph, joint=True))
+        for site in interaction.find_interactions(joint.graph, joint=True):
+            interaction.place(joint, site)
 
-    cut = Cutter(Settings(least_rows), place_interactions)
     inductor = _counted(model, inputs, min_cut_rematerialization_partition, select_decomp_table(), _peak)
+    cut = Cutter(Settings(least_rows), place_interactions)
     return Saved(inductor, _counted(model, inputs, cut, {}, _streamed_peak))
 
 

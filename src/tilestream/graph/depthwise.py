@@ -77,6 +77,7 @@ DEPTHWISE = operator(
     "str activation, int[] tile, bool pooled) -> Tensor[]",
     depthwise,
     depthwise,
+    "depthwise:convolved",
 )
 
 

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
+from importlib import import_module
 from typing import Any
 
 import torch
 
 LIBRARY = torch.library.Library("tilestream", "FRAGMENT")
+KERNELS: dict[str, str] = {}
+"""What computes operators of ours on a GPU, by their names."""
 
 
-def operator(schema: str, meaning: Callable[..., Any], shapes: Callable[..., Any]) -> torch._ops.OpOverload:
+def operator(
+    schema: str, meaning: Callable[..., Any], shapes: Callable[..., Any], kernel: str = ""
+) -> torch._ops.OpOverload:
     """``tilestream::`` and what ``schema`` says, computed by ``meaning`` where it has no kernel.
+
+    On a GPU ``kernel`` computes it, a function of ``tilestream.cuda`` (``"module:function"``), loaded when it is first
+    called.
 
     Its operands keep their strides: with flexible layouts Inductor would pad rows of what it computes, and every call
     would copy them back.
@@ -20,7 +29,17 @@ def operator(schema: str, meaning: Callable[..., Any], shapes: Callable[..., Any
     LIBRARY.define(schema, tags=(torch.Tag.needs_exact_strides,))
     LIBRARY.impl(name, meaning, "CompositeExplicitAutograd")
     torch.library.register_fake(f"tilestream::{name}", shapes, lib=LIBRARY)
+    if kernel:
+        KERNELS[name] = kernel
+        LIBRARY.impl(name, lambda *given: loaded(kernel)(*given), "CUDA")
     return getattr(torch.ops.tilestream, name).default
+
+
+@cache
+def loaded(kernel: str) -> Callable[..., Any]:
+    """The function of ``tilestream.cuda`` that is called so."""
+    module, _, name = kernel.partition(":")
+    return getattr(import_module(f"tilestream.cuda.{module}"), name)
 
 
 def on_gpu(defined: torch._ops.OpOverload, kernel: Callable[..., Any]) -> None:

@@ -7,7 +7,6 @@ its channels last, so that what flattens pixels to tokens behind it is a view. `
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -90,9 +89,9 @@ def site_of(node: fx.Node) -> Site | None:
     return Site(node, Patches(*shape, weight.shape[0], DTYPES[x.dtype], biased, last), hint(x.shape[0]))  # pyright: ignore
 
 
-def place(owner: fx.GraphModule, found: Sequence[Site]) -> int:
-    """Rewrite ``found``; how many. Where somebody sees that channels lie last, a convolution stays."""
-    placed = sum(_place(owner.graph, site) for site in found)
+def place(owner: fx.GraphModule, site: Site) -> bool:
+    """Rewrite a site; whether it was. Where somebody sees that channels lie last, a convolution stays."""
+    placed = _place(owner.graph, site)
     if placed:
         settle(owner)
     return placed

@@ -29,6 +29,7 @@ SHORT = operator(
     "short_attention(Tensor query, Tensor key, Tensor value, Tensor[] added, float scale, bool safe) -> Tensor",
     _meaning,
     lambda query, *_: empty_result(query, by_token=True),
+    "short_attention:attention",
 )
 """Of ``query`` [B, H, Q, F], ``key`` and ``value`` [B, H, K, F].
 

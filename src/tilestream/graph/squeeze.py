@@ -49,6 +49,7 @@ SQUEEZE = operator(
     "-> Tensor",
     squeeze,
     lambda sums, _share, w1, *_: w1.new_empty(sums.shape[0], sums.shape[2]),
+    "squeeze:gated",
 )
 
 

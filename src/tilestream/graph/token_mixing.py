@@ -7,7 +7,6 @@ side, so images are copied with their tokens side by side, and their results bac
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import getitem
 from typing import Any
@@ -81,6 +80,7 @@ TOKEN_MIXING = operator(
     "str activation, bool normed, Tensor? residual) -> Tensor",
     token_mixing,
     lambda x, *_: x.new_empty(x.shape),
+    "token_mixing:mixed",
 )
 
 
@@ -211,10 +211,10 @@ def _activation(node: fx.Node) -> str:
     return kind if kind in ACTIVATIONS else ""
 
 
-def place(owner: fx.GraphModule, found: Sequence[Site]) -> int:
-    """Put the operator in the place of ``found``; of how many. A result lies with its channels side by side, which its
+def place(owner: fx.GraphModule, site: Site) -> bool:
+    """Put the operator in the place of a site; whether it was. A result lies with its channels side by side, which its
     readers must be able to do with: where one is returned as it lay, or is looked at as it cannot be, layers stay."""
-    placed = sum(_place(owner.graph, site) for site in found)
+    placed = _place(owner.graph, site)
     if placed:
         settle(owner)
     return placed

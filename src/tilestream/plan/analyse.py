@@ -16,12 +16,12 @@ from tilestream.graph.depthwise import DEPTHWISE
 from tilestream.graph.rewrites.settings import Settings
 from tilestream.graph.token_mixing import TOKEN_MIXING
 from tilestream.options import Options
-from tilestream.plan import decode, messages, patches, precision, token_mixing
+from tilestream.plan import decode, messages, precision
 from tilestream.plan.analysis import Analysis
-from tilestream.plan.depthwise import take_expected
 from tilestream.plan.gradient_launches import least_rows
-from tilestream.plan.interaction import TARGETS, place_expected
+from tilestream.plan.interaction import JOINT_INTERACTIONS, TARGETS
 from tilestream.plan.predicted import of_graphs
+from tilestream.plan.replacements import REPLACEMENTS
 
 
 def analyse(
@@ -59,10 +59,8 @@ def analyse(
         found = capture(model, inputs, keywords, training, cut, options.attention)
     for graph, kind in zip(found.graphs, found.kinds, strict=True):
         if kind == "inference":
-            place_expected(graph, False, options, device)
-            patches.place_expected(graph, options, device)
-            take_expected(graph, options, device)
-            token_mixing.place_expected(graph, options, device)
+            for each in REPLACEMENTS:
+                each.place_expected(graph, options, device)
     made = of_graphs(model, found, options, device, training, sums)
     made = replace(made, hints=(*made.hints, *told))
     targets = {n.target for graph in found.graphs for n in graph.graph.nodes}
@@ -89,4 +87,4 @@ def _not_taken(stepped: Analysis) -> str:
 def training_cut(options: Options, device: Device, sums: bool = True) -> Cutter:
     """What cuts joint graphs, as a compilation does."""
     settings = Settings(least_rows(options), sums=messages.sorted_sums if sums else None)
-    return Cutter(settings, lambda joint: place_expected(joint, True, options, device))
+    return Cutter(settings, lambda joint: JOINT_INTERACTIONS.place_expected(joint, options, device))

@@ -13,10 +13,9 @@ from tilestream.graph.depthwise import TAKEN, Site, site_of
 from tilestream.graph.nodes import value
 from tilestream.graph.sizes import hint
 from tilestream.kernels.costs import Amount, Counts
-from tilestream.kernels.operators.depthwise import Depthwise, Tile, cycles, tile_of
+from tilestream.kernels.operators.depthwise import Depthwise, Tile, cycles, kernel, tile_of
 from tilestream.options import Options
-from tilestream.plan import squeeze
-from tilestream.plan.chooser import Question, alternative, decide, kept
+from tilestream.plan.replacement import Replacement, dram, launch
 from tilestream.plan.values import Moved
 from tilestream.simulator.library import Stream
 
@@ -49,22 +48,17 @@ def tile_on(kind: Kind, device: Device) -> Tile:
     return tile_of(kind.conv, kind.images, device.sms)
 
 
-def question(kind: Kind, device: Device, forced: bool = False) -> Question:
-    """Whether a convolution runs as our kernel, with what that takes in, or as a library's, which is held without."""
-    return alternative("depthwise convolution", kind, device, (ours(kind, device).us, library(kind, device).us), forced)
-
-
 def ours(kind: Kind, device: Device) -> Counts:
     """Our kernel: memory or issue, and a launch."""
     issued = cycles(kind.conv, tile_on(kind, device), kind.images, device.sms)
-    streams = (_dram(kind, device), Amount("cycles", issued, device.clock_hz))
-    return Counts("depthwise", (Counts("streams", streams, max), _launch(device)))
+    streams = (dram(2 * sum(kind.pixels), device), Amount("cycles", issued, device.clock_hz))
+    return Counts("depthwise", (Counts("streams", streams, max), launch(device)))
 
 
 def library(kind: Kind, device: Device) -> Counts:
     """cuDNN's kernel, without what follows it."""
-    streams = (_dram(kind, device), Amount("lanes", _library_lanes(kind), device.simt_flops))
-    return Counts("library", (Counts("streams", streams, max), _launch(device)))
+    streams = (dram(2 * sum(kind.pixels), device), Amount("lanes", _library_lanes(kind), device.simt_flops))
+    return Counts("library", (Counts("streams", streams, max), launch(device)))
 
 
 def library_work(site: Site) -> Stream:
@@ -78,14 +72,6 @@ def _library_lanes(kind: Kind) -> float:
     return made * (TAP * ky * kx + OUTPUT) + INPUT * read
 
 
-def _dram(kind: Kind, device: Device) -> Amount:
-    return Amount("dram", 2 * sum(kind.pixels), device.dram_bytes_per_s)
-
-
-def _launch(device: Device) -> Amount:
-    return Amount("launch", device.launch_s)
-
-
 def sites(graph: fx.Graph, options: Options) -> list[Site]:
     """The convolutions of an inference graph that may be ours."""
     if options.convolutions == "off":
@@ -93,23 +79,28 @@ def sites(graph: fx.Graph, options: Options) -> list[Site]:
     return [site for node in graph.nodes if (site := site_of(node)) is not None]
 
 
-def take(site: Site, device: Device, squeezed: bool = False) -> None:
+def take(site: Site, device: Device, squeezed: bool = False) -> bool:
     """Have the graph's rewrite put our operator in the place of a site; ``squeezed``: of gates behind it as well."""
     site.node.meta[TAKEN] = site, tile_on(kind_of(site), device), squeezed
+    return True
 
 
-def take_expected(owner: fx.GraphModule, options: Options, device: Device) -> None:
-    """``take`` the sites that a compilation would: by the times that are kept, else those predicted to be faster."""
-    forced = options.target == "reference"
+def chosen(graph: fx.Graph) -> list[Site]:
+    """Those that were taken."""
+    return [node.meta[TAKEN][0] for node in graph.nodes if TAKEN in node.meta]
 
-    def wins(asked: Question) -> bool:
-        timed = kept(asked, options, measured=True) if options.measure and options.strategy == "auto" else None
-        return (timed or decide(asked)).wins
 
-    for site in sites(owner.graph, options):
-        if wins(question(kind_of(site), device, forced)):
-            gates = [wins(squeeze.question(kind, device, forced)) for kind in squeeze.kinds_of(site, device)]
-            take(site, device, bool(gates) and all(gates))
+DEPTHWISE_CONVOLUTIONS = Replacement(
+    "depthwise convolution",
+    "a depthwise convolution goes to Inductor",
+    sites,
+    lambda site, _: [kind_of(site)],
+    ours,
+    library,
+    lambda _, site, device: take(site, device),
+    lambda kind, device: [kernel(kind.conv, tile_on(kind, device)).source],
+)
+"""Depthwise convolutions with what follows each pixel: a library's is held without that."""
 
 
 def work_of(node: fx.Node) -> Stream:

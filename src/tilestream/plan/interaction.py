@@ -22,7 +22,7 @@ from tilestream.graph.nodes import value
 from tilestream.graph.sizes import hint
 from tilestream.kernels.costs import Amount, Counts
 from tilestream.options import Options
-from tilestream.plan.chooser import Question, alternative, decide, kept
+from tilestream.plan.replacement import Replacement, dram, launch
 from tilestream.plan.values import Moved
 from tilestream.simulator.library import Stream
 
@@ -107,24 +107,6 @@ def kind_of(site: Interaction) -> Kind:
     return Kind(sizes, tables, str(made.dtype), site.gradient is not None)
 
 
-def question(kind: Kind, device: Device, forced: bool = False) -> Question:
-    """Whether an interaction runs as kernels of ours, forward or both passes, or as the library's."""
-    ours_us, library_us = (count(kind.sizes, kind.training, device).us for count in (ours, library))
-    return alternative("interaction", kind, device, (ours_us, library_us), forced)
-
-
-def place_expected(owner: fx.GraphModule, joint: bool, options: Options, device: Device) -> None:
-    """Put our operators in the place of interactions that a compilation would: by the times that are kept, else those
-    that are predicted to be faster."""
-    sites: list[Interaction] = []
-    for site in find_interactions(owner.graph, joint) if options.interactions else ():
-        asked = question(kind_of(site), device, options.target == "reference")
-        timed = kept(asked, options, measured=True) if options.measure and options.strategy == "auto" else None
-        if (timed or decide(asked)).wins:
-            sites.append(site)
-    place(owner, sites)
-
-
 def sizes_of(
     sources: Sequence[Tensor], indices: Sequence[Tensor | None], first: Tensor, head: int, batch: int
 ) -> Sizes:
@@ -176,7 +158,7 @@ def ours(sizes: Sizes, training: bool, device: Device) -> Counts:
     start = Amount("launch", device.launch_s + device.ramp_s + 2 * LOOKUP_S)  # an index, and the rows that it names
     made = []
     for name, moved, slots in passes:
-        streams = (_dram(moved, device), Amount("lanes", slots, device.simt_flops))
+        streams = (dram(moved, device), Amount("lanes", slots, device.simt_flops))
         made.append(Counts(name, (Counts("streams", streams, max), start)))
     return Counts("interaction", tuple(made))
 
@@ -192,11 +174,7 @@ def library(sizes: Sizes, training: bool, device: Device) -> Counts:
     if training:
         moved += 2 * sizes.rows_bytes + 4 * sizes.rows_bytes + 2 * SQUARES * square
         kernels += 5
-    return Counts("kernels of a library", (_dram(moved, device), Amount("launch", kernels * device.launch_s)))
-
-
-def _dram(moved: float, device: Device) -> Amount:
-    return Amount("dram", moved, device.dram_bytes_per_s)
+    return Counts("kernels of a library", (dram(moved, device), launch(device, kernels)))
 
 
 def _listed(node: fx.Node, position: int) -> list[fx.Node | None]:
@@ -204,3 +182,22 @@ def _listed(node: fx.Node, position: int) -> list[fx.Node | None]:
     found = node.args[position]
     assert isinstance(found, list | tuple)
     return [x if isinstance(x, fx.Node) else None for x in found]
+
+
+def _in_graphs(joint: bool) -> Replacement:
+    def sites(graph: fx.Graph, options: Options) -> Sequence[Interaction]:
+        return find_interactions(graph, joint) if options.interactions else ()
+
+    return Replacement(
+        "interaction",
+        "an interaction of lookups goes to Inductor",
+        sites,
+        lambda site, _: [kind_of(site)],
+        lambda kind, device: ours(kind.sizes, kind.training, device),
+        lambda kind, device: library(kind.sizes, kind.training, device),
+        lambda owner, site, _: place(owner, site),
+    )
+
+
+INTERACTIONS, JOINT_INTERACTIONS = _in_graphs(joint=False), _in_graphs(joint=True)
+"""Interactions of lookups: of inference graphs, and of joint ones before they are cut."""

@@ -14,8 +14,9 @@ from tilestream.graph.sizes import hint
 from tilestream.graph.squeeze import site_of
 from tilestream.kernels.costs import Amount, Counts
 from tilestream.kernels.operators.depthwise import tile_of
-from tilestream.kernels.operators.squeeze import Squeeze
-from tilestream.plan.chooser import Question, alternative
+from tilestream.kernels.operators.squeeze import Squeeze, kernel
+from tilestream.plan.depthwise import chosen, take
+from tilestream.plan.replacement import Replacement, dram, launch
 from tilestream.simulator.library import Stream
 
 RESIDENT, CTA_BYTES_PER_S = 2, 60e9
@@ -44,24 +45,19 @@ def kinds_of(site: Site, device: Device) -> list[Kind]:
     return [Kind(s.shape, parts, site.images) for s in found]
 
 
-def question(kind: Kind, device: Device, forced: bool = False) -> Question:
-    """Whether gates are one kernel of ours, or a library's: the sum and two products."""
-    return alternative("squeeze", kind, device, (ours(kind, device).us, library(kind, device).us), forced)
-
-
 def ours(kind: Kind, device: Device) -> Counts:
     """Our kernel: what a CTA loads, one after another for each picture that it has; and a launch."""
     turns = ceil(kind.pictures / (RESIDENT * device.sms))
     loaded = Amount("loads", turns * (kind.sum_bytes + kind.shape.weight_bytes), CTA_BYTES_PER_S)
     waits = Amount("waits", 3.0 * turns, 1 / device.load_s)
-    streams = Counts("streams", (_dram(kind, device), Counts("a CTA", (loaded, waits))), max)
-    return Counts("squeeze", (streams, _launch(device)))
+    streams = Counts("streams", (dram(kind.pictures * kind.sum_bytes, device), Counts("a CTA", (loaded, waits))), max)
+    return Counts("squeeze", (streams, launch(device)))
 
 
 def library(kind: Kind, device: Device) -> Counts:
     """The sum, and two products of some microseconds."""
-    launches = Counts("launches", (_launch(device), Amount("waits", 1.0, 1 / device.load_s)), times=3)
-    return Counts("library", (_dram(kind, device), launches))
+    launches = Counts("launches", (launch(device), Amount("waits", 1.0, 1 / device.load_s)), times=3)
+    return Counts("library", (dram(kind.pictures * kind.sum_bytes, device), launches))
 
 
 def work_of(node: fx.Node) -> Stream:
@@ -72,9 +68,14 @@ def work_of(node: fx.Node) -> Stream:
     return Stream(read, touched=4 * read)
 
 
-def _dram(kind: Kind, device: Device) -> Amount:
-    return Amount("dram", kind.pictures * kind.sum_bytes, device.dram_bytes_per_s)
-
-
-def _launch(device: Device) -> Amount:
-    return Amount("launch", device.launch_s)
+GATES = Replacement(
+    "squeeze",
+    "gates behind a depthwise convolution go to Inductor",
+    lambda graph, _: [site for site in chosen(graph) if any(map(site_of, site.means))],
+    kinds_of,
+    ours,
+    library,
+    lambda _, site, device: take(site, device, squeezed=True),
+    lambda kind, _: [kernel(kind.shape).source],
+)
+"""Gates behind convolutions that are chosen already: all of one, since it leaves sums for them or none."""

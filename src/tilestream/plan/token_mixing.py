@@ -13,9 +13,8 @@ from tilestream.graph.sizes import hint
 from tilestream.graph.token_mixing import Site, place, sites
 from tilestream.ir.dtypes import DTYPES
 from tilestream.kernels.costs import Amount, Counts
-from tilestream.kernels.operators.token_mixing import Mixing, cycles
-from tilestream.options import Options
-from tilestream.plan.chooser import Question, alternative, decide, kept
+from tilestream.kernels.operators.token_mixing import Mixing, cycles, kernel
+from tilestream.plan.replacement import Replacement, dram, launch
 from tilestream.simulator.library import Stream
 
 
@@ -41,29 +40,22 @@ def kind_of(site: Site) -> Kind:
     return Kind(site.mixing, site.images)
 
 
-def question(kind: Kind, device: Device, forced: bool = False) -> Question:
-    """Whether layers run as our kernel, or as a library's, which are held without all that turns images."""
-    return alternative("token mixing", kind, device, (ours(kind, device).us, library(kind, device).us), forced)
-
-
 def ours(kind: Kind, device: Device) -> Counts:
     """Our kernel: memory, or what its SMs issue and multiply; and a launch."""
     turns = ceil(kind.images * kind.mixing.parts / device.sms)
     taken = (1 + kind.mixing.residual + 1) * kind.image_bytes
-    streams = (_dram(taken, device), Amount("cycles", turns * cycles(kind.mixing), device.clock_hz))
-    return Counts("token mixing", (Counts("streams", streams, max), _launch(device)))
+    streams = (dram(taken, device), Amount("cycles", turns * cycles(kind.mixing), device.clock_hz))
+    return Counts("token mixing", (Counts("streams", streams, max), launch(device)))
 
 
 def library(kind: Kind, device: Device) -> Counts:
     """What a library and Inductor cannot do without: the norm, which turns images as it writes them, two products, and
     the sum, which turns them back."""
     image, hidden = kind.image_bytes, kind.image_bytes // kind.mixing.tokens * kind.mixing.hidden
-    ends = Counts("turned", (_dram((4 + kind.mixing.residual) * image, device),))
+    ends = Counts("turned", (dram((4 + kind.mixing.residual) * image, device),))
     work = Amount("tensor", kind.product_flops, device.tensor_flops["bf16"])
-    product = Counts(
-        "product", (Counts("streams", (_dram(image + hidden, device), work), max), _launch(device)), times=2
-    )
-    return Counts("library", (ends, product, Counts("launches", (_launch(device),), times=2)))
+    product = Counts("product", (Counts("streams", (dram(image + hidden, device), work), max), launch(device)), times=2)
+    return Counts("library", (ends, product, Counts("launches", (launch(device),), times=2)))
 
 
 def work_of(node: fx.Node) -> Stream:
@@ -75,20 +67,14 @@ def work_of(node: fx.Node) -> Stream:
     return Stream(float(images * x.shape[1] * x.shape[2]), slots=128.0 * images * mixing.parts * cycles(mixing))
 
 
-def _dram(amount: float, device: Device) -> Amount:
-    return Amount("dram", amount, device.dram_bytes_per_s)
-
-
-def _launch(device: Device) -> Amount:
-    return Amount("launch", device.launch_s)
-
-
-def place_expected(owner: fx.GraphModule, options: Options, device: Device) -> None:
-    """Put the operator where a compilation would: by the times that are kept, else those predicted to be faster."""
-    found = []
-    for site in sites(owner.graph) if options.token_mixing else ():
-        asked = question(kind_of(site), device, options.target == "reference")
-        timed = kept(asked, options, measured=True) if options.measure and options.strategy == "auto" else None
-        if (timed or decide(asked)).wins:
-            found.append(site)
-    place(owner, found)
+TOKEN_LAYERS = Replacement(
+    "token mixing",
+    "layers over tokens go to Inductor",
+    lambda graph, options: sites(graph) if options.token_mixing else (),
+    lambda site, _: [kind_of(site)],
+    ours,
+    library,
+    lambda owner, site, _: place(owner, site),
+    lambda kind, _: [kernel(kind.mixing).source],
+)
+"""Two layers over the tokens of images."""

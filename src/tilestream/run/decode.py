@@ -1,16 +1,12 @@
-"""A decode step of a whole model as one kernel: found in a graph of inference, and what runs it on a GPU."""
+"""A decode step of a whole model as one kernel: found in a graph of inference."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 from torch import Tensor, fx
 
 from tilestream.announce import announce
-from tilestream.graph.decode import STEP
 from tilestream.graph.nodes import Unsupported
-from tilestream.graph.own import on_gpu
 from tilestream.kernels.step.shape import Shape
 from tilestream.plan import decode
 from tilestream.run.target import Target
@@ -39,12 +35,3 @@ def stepped(graph: fx.GraphModule, target: Target) -> tuple[fx.GraphModule, Shap
         announce(f"no decode step is one kernel: {why.reason}")
         return None
     return made, planned.shape
-
-
-def _step(*operands: Any) -> Tensor:
-    from tilestream.cuda.step import step
-
-    return step(*operands)
-
-
-on_gpu(STEP, _step)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, fx
 
 from tilestream.graph.nodes import value
-from tilestream.graph.own import on_gpu, operator
+from tilestream.graph.own import operator
 from tilestream.graph.rewrites.insert import call
 from tilestream.graph.rewrites.shared_keys import given_to, mask_given, take_over
 from tilestream.kernels.operators.few_queries import FEATURES, MOST_QUERIES
@@ -24,18 +22,12 @@ def _eager(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale
     return torch.nn.functional.scaled_dot_product_attention(query, key, value, mask, scale=scale).contiguous()
 
 
-def _cuda(*operands: Any) -> Tensor:
-    from tilestream.cuda.few_queries import attention
-
-    return attention(*operands)
-
-
 FEW_QUERIES = operator(
     "few_queries(Tensor query, Tensor key, Tensor value, Tensor? mask, float scale) -> Tensor",
     _eager,
     lambda query, *_: query.new_empty(query.shape),
+    "few_queries:attention",
 )
-on_gpu(FEW_QUERIES, _cuda)
 
 
 def fits(node: fx.Node) -> bool:

@@ -31,24 +31,21 @@ from tilestream.plan.cache import versions
 from tilestream.plan.candidates import Candidate, Plan
 from tilestream.plan.find import Found, find
 from tilestream.plan.gradient_launches import GradientLaunch
+from tilestream.plan.interaction import JOINT_INTERACTIONS
 from tilestream.plan.left_out import LeftOut, of_partition
 from tilestream.plan.pairs import Pair
 from tilestream.plan.parts import RegionAnalysis
 from tilestream.plan.plan_graph import of_cut, plan_graph
 from tilestream.plan.tails import all_promising
 from tilestream.plan.turned import turned
-from tilestream.run import ahead, edge_networks, gradients, prepare, tails
+from tilestream.run import ahead, edge_networks, gradients, prepare, replacements, tails
 from tilestream.run.chain_calls import ChainCalls
 from tilestream.run.decode import stepped
-from tilestream.run.depthwise import take_depthwise
-from tilestream.run.interaction import stream_interactions
 from tilestream.run.masked_attention import stream_masked
-from tilestream.run.patches import cut_patches
 from tilestream.run.place import Calls
 from tilestream.run.stopwatch import timed
 from tilestream.run.target import Target
 from tilestream.run.time_chains import chain_trial
-from tilestream.run.token_mixing import mix_tokens
 from tilestream.run.whole import Whole
 
 log = logging.getLogger(__name__)
@@ -116,10 +113,7 @@ class Compilation:
             self._planned = self.options.with_(constant_weights=False)  # steps of training change them
         try:
             if not training:
-                self.beside = stream_interactions(graph, False, self.options, self.target)
-                self.beside += cut_patches(graph, self.options, self.target)
-                self.beside += take_depthwise(graph, self.options, self.target)
-                self.beside += mix_tokens(graph, self.options, self.target)
+                self.beside = replacements.replace(graph, self.options, self.target)
                 self.masked = self._attends() and stream_masked(graph, self.options)
             with timed("regions"):
                 kind: Kind = "backward" if backward else "forward" if training else "inference"
@@ -169,7 +163,7 @@ class Compilation:
 
     def stream_joint(self, graph: fx.GraphModule) -> None:
         """Put our operators in the place of the interactions of a joint graph, before it is cut."""
-        made = stream_interactions(graph, True, self.options, self.target)
+        made = replacements.replace_by(JOINT_INTERACTIONS, graph, self.options, self.target)
         self.rewritten = self.rewritten or bool(made)
 
     def prepare(self, forward: fx.GraphModule, backward: fx.GraphModule) -> None:

@@ -1,4 +1,4 @@
-"""Convolutions of patches as layers over rows: which are, by measurement where there is a GPU."""
+"""Convolutions of patches on a GPU: layers over rows beside cuDNN."""
 
 from __future__ import annotations
 
@@ -6,41 +6,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor
 
-from tilestream.announce import announced
 from tilestream.graph.convolutions import FIRST
-from tilestream.graph.patches import place, sites
 from tilestream.ir.dtypes import TORCH_DTYPES
-from tilestream.options import Options
-from tilestream.plan.candidates import FALLBACK, Candidate, Plan
-from tilestream.plan.patches import Kind, kind_of, question
-from tilestream.run import prepare
+from tilestream.plan.candidates import FALLBACK, Candidate
+from tilestream.plan.patches import Kind
 from tilestream.run.target import Target
 from tilestream.run.timer import Trial
-
-
-def cut_patches(owner: fx.GraphModule, options: Options, target: Target) -> list[Plan]:
-    """Rewrite an inference graph's convolutions of patches that are faster as layers; the choices for these.
-
-    An exception of ours costs the convolution, and is announced.
-
-    Raises:
-        TilestreamError: with ``fallback=False``.
-    """
-    taken: list[Plan] = []
-    for site in sites(owner.graph) if options.convolutions != "off" else ():
-        with announced("a convolution of patches goes to cuDNN", options.fallback):
-            made = choice(kind_of(site), options, target)
-            if made.wins and place(owner, [site]):
-                taken.append(made)
-    return taken
-
-
-def choice(kind: Kind, options: Options, target: Target) -> Plan:
-    """Rows or cuDNN: timed once, predicted where nothing is timed."""
-    asked = question(kind, target.hardware, target.kind == "reference")
-    return prepare.chosen(asked, lambda: patches_trial(kind, target), options, target)
 
 
 def patches_trial(kind: Kind, target: Target) -> Trial:

@@ -9,7 +9,6 @@ from torch import Tensor, fx
 
 from tilestream.devices import Device
 from tilestream.graph.nodes import value
-from tilestream.graph.own import on_gpu
 from tilestream.graph.rewrites.insert import call
 from tilestream.graph.rewrites.shared_keys import given_to, mask_given, take_over
 from tilestream.graph.short_attention import SHORT
@@ -18,15 +17,6 @@ from tilestream.kernels.operators.short_attention import Attention, counts, has_
 from tilestream.run.attention import Alternative
 
 NAME = "attention over few keys"
-
-
-def _cuda(query: Tensor, key: Tensor, values: Tensor, added: Sequence[Tensor], scale: float, safe: bool) -> Tensor:
-    from tilestream.cuda.short_attention import attention
-
-    return attention(query, key, values, added, scale, safe)
-
-
-on_gpu(SHORT, _cuda)
 
 
 def takes(query: Tensor, key: Tensor, values: Tensor, terms: int, scale: float) -> bool:

@@ -1,4 +1,4 @@
-"""Layers over the tokens of images as kernels of ours: which are, by measurement where there is a GPU."""
+"""Layers over the tokens of images on a GPU: our kernel beside a library's products."""
 
 from __future__ import annotations
 
@@ -6,44 +6,17 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor
 from torch.nn import functional
 
-from tilestream.announce import announced
-from tilestream.graph.own import on_gpu
-from tilestream.graph.token_mixing import TOKEN_MIXING, place, sites, token_mixing
+from tilestream.graph.token_mixing import TOKEN_MIXING, token_mixing
 from tilestream.ir.dtypes import TORCH_DTYPES
-from tilestream.options import Options
-from tilestream.plan.candidates import FALLBACK, Candidate, Plan
-from tilestream.plan.token_mixing import Kind, kind_of, question
-from tilestream.run import prepare
+from tilestream.plan.candidates import FALLBACK, Candidate
+from tilestream.plan.token_mixing import Kind
 from tilestream.run.target import Target
 from tilestream.run.timer import Trial
 
 EPS = 1e-6
-
-
-def mix_tokens(owner: fx.GraphModule, options: Options, target: Target) -> list[Plan]:
-    """Put our operator in the place of an inference graph's layers over tokens that win by it; the choices for these.
-
-    An exception of ours costs the layers, and is announced.
-
-    Raises:
-        TilestreamError: with ``fallback=False``.
-    """
-    taken: list[Plan] = []
-    for site in sites(owner.graph) if options.token_mixing else ():
-        with announced("layers over tokens go to Inductor", options.fallback):
-            made = choice(kind_of(site), options, target)
-            if made.wins and place(owner, [site]):
-                taken.append(made)
-    return taken
-
-
-def choice(kind: Kind, options: Options, target: Target) -> Plan:
-    """Ours or the library's: timed once, predicted where nothing is timed."""
-    asked = question(kind, target.hardware, target.kind == "reference")
-    return prepare.chosen(asked, lambda: mixing_trial(kind, target), options, target)
 
 
 def mixing_trial(kind: Kind, target: Target) -> Trial:
@@ -79,12 +52,3 @@ def mixing_trial(kind: Kind, target: Target) -> Trial:
         return library
 
     return Trial("token mixing", make, call, lambda *values: [by(token_mixing, values)])
-
-
-def _cuda(*given: Any) -> Tensor:
-    from tilestream.cuda.token_mixing import mixed
-
-    return mixed(*given)
-
-
-on_gpu(TOKEN_MIXING, _cuda)

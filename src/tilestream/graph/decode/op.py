@@ -106,4 +106,5 @@ STEP = operator(
     "Tensor(b!)[] lengths, bool counted, float scale, float eps, float head_eps) -> Tensor",
     step,
     lambda row, cos, sin, mask, weights, *_: row.new_empty((row.shape[0], weights[-1].shape[0])),
+    "step:step",
 )

@@ -63,7 +63,10 @@ def _backward_shape(
 
 
 _SHARED = "(Tensor[] sources, Tensor?[] indices, Tensor first, Tensor second, "
-INTERACTION = operator(f"interaction{_SHARED}int head) -> Tensor", interaction, _shape)
+INTERACTION = operator(f"interaction{_SHARED}int head) -> Tensor", interaction, _shape, "interaction:forward")
 INTERACTION_BACKWARD = operator(
-    f"interaction_backward{_SHARED}Tensor given) -> Tensor", interaction_backward, _backward_shape
+    f"interaction_backward{_SHARED}Tensor given) -> Tensor",
+    interaction_backward,
+    _backward_shape,
+    "interaction:backward",
 )

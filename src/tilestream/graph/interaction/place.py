@@ -14,15 +14,14 @@ from tilestream.graph.rewrites.insert import call
 from tilestream.graph.settled import settle
 
 
-def place(owner: fx.GraphModule, sites: Sequence[Interaction]) -> None:
-    """Replace each site by ``tilestream::interaction``, and its gradient by ``tilestream::interaction_backward``.
+def place(owner: fx.GraphModule, site: Interaction) -> bool:
+    """Replace a site, always, by ``tilestream::interaction``, and its gradient by ``tilestream::interaction_backward``.
 
     Rows of results are padded with zeros to 16 bytes, so that what reads them may do so in bulk: users get a slice.
     """
-    for site in sites:
-        _place(owner.graph, site)
-    if sites:
-        settle(owner)
+    _place(owner.graph, site)
+    settle(owner)
+    return True
 
 
 def unpadded(node: fx.Node) -> fx.Node | None:

@@ -1,0 +1,80 @@
+"""Operators of a graph by another way where that wins: timed on a GPU, predicted where nothing is timed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import fx
+
+from tilestream.announce import announced
+from tilestream.options import Options
+from tilestream.plan.candidates import Plan
+from tilestream.plan.depthwise import DEPTHWISE_CONVOLUTIONS
+from tilestream.plan.interaction import INTERACTIONS, JOINT_INTERACTIONS
+from tilestream.plan.patches import PATCHES
+from tilestream.plan.replacement import Replacement
+from tilestream.plan.replacements import REPLACEMENTS
+from tilestream.plan.squeeze import GATES
+from tilestream.plan.token_mixing import TOKEN_LAYERS
+from tilestream.run import prepare
+from tilestream.run.depthwise import depthwise_trial
+from tilestream.run.patches import patches_trial
+from tilestream.run.squeeze import gate_trial
+from tilestream.run.target import Target
+from tilestream.run.time_interaction import interaction_trial
+from tilestream.run.timer import Trial
+from tilestream.run.token_mixing import mixing_trial
+
+TRIALS: dict[Replacement, Callable[[Any, Target], Trial]] = {
+    INTERACTIONS: interaction_trial,
+    JOINT_INTERACTIONS: interaction_trial,
+    PATCHES: patches_trial,
+    DEPTHWISE_CONVOLUTIONS: depthwise_trial,
+    GATES: gate_trial,
+    TOKEN_LAYERS: mixing_trial,
+}
+"""What times each."""
+
+
+def replace(owner: fx.GraphModule, options: Options, target: Target) -> list[Plan]:
+    """Replace all in an inference graph that wins by it; the choices for these.
+
+    An exception of ours costs the site, and is announced.
+
+    Args:
+        owner: changed in place.
+
+    Raises:
+        TilestreamError: with ``fallback=False``.
+    """
+    return [made for each in REPLACEMENTS for made in replace_by(each, owner, options, target)]
+
+
+def replace_by(each: Replacement, owner: fx.GraphModule, options: Options, target: Target) -> list[Plan]:
+    """As ``replace``, by one of them."""
+    taken: list[Plan] = []
+    found = each.sites(owner.graph, options)
+    _build_ahead(each, {kind for site in found for kind in each.kinds(site, target.hardware)}, options, target)
+    for site in found:
+        with announced(each.instead, options.fallback):
+            made = [choice(each, kind, options, target) for kind in each.kinds(site, target.hardware)]
+            if all(plan.wins for plan in made) and each.place(owner, site, target.hardware):
+                taken += made
+    return taken
+
+
+def choice(each: Replacement, kind: Any, options: Options, target: Target) -> Plan:
+    """Whether a kind is computed so, or as it is: timed once."""
+    asked = each.question(kind, target.hardware, target.kind == "reference")
+    return prepare.chosen(asked, lambda: TRIALS[each](kind, target), options, target)
+
+
+def _build_ahead(each: Replacement, kinds: set[Any], options: Options, target: Target) -> None:
+    """Begin to compile the kernels that will be timed, side by side."""
+    sources = [source for kind in kinds for source in each.sources(kind, target.hardware)]
+    if sources and prepare.measures(options, target):
+        from tilestream.cuda.cache import compile_ahead
+
+        with prepare.kernels_kept(options, target):
+            compile_ahead(sources)

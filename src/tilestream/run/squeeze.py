@@ -1,0 +1,43 @@
+"""Gates of squeeze and excite on a GPU: our kernel beside a library's sum and products."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tilestream.graph.squeeze import SQUEEZE, squeeze
+from tilestream.ir.dtypes import TORCH_DTYPES
+from tilestream.plan.candidates import FALLBACK, Candidate
+from tilestream.plan.squeeze import Kind
+from tilestream.run.target import Target
+from tilestream.run.timer import Trial
+
+
+def gate_trial(kind: Kind, target: Target) -> Trial:
+    """Our kernel, and less than a library must do: the sum and both products. Held to PyTorch's operators."""
+    shape, dtype = kind.shape, TORCH_DTYPES[kind.shape.dtype]
+
+    def make() -> list[Any]:
+        generator = torch.Generator(target.device).manual_seed(0)
+
+        def normal(*sizes: int, dtype: torch.dtype = dtype) -> Tensor:
+            return torch.randn(sizes, device=target.device, generator=generator, dtype=dtype)
+
+        sizes = (shape.hidden, shape.channels), (shape.channels, shape.hidden)
+        first, second = (normal(*layer, 1, 1) / layer[1] ** 0.5 for layer in sizes)
+        sums = normal(kind.pictures, kind.parts, shape.channels, dtype=torch.float32)
+        return [sums, 1 / kind.parts, first, normal(shape.hidden), second, normal(shape.channels)]
+
+    def by(function: Callable[..., Tensor], values: Sequence[Any]) -> list[Tensor]:
+        return [function(*values, shape.activation, shape.gate)]
+
+    def call(candidate: Candidate, values: Sequence[Any]) -> Callable[[], Sequence[Tensor]]:
+        sums, _, first, _, second, _ = values
+        if candidate.strategy != FALLBACK:
+            return lambda: by(SQUEEZE, values)
+        return lambda: [torch.sum(sums, 1, dtype=dtype) @ first.flatten(1).t() @ second.flatten(1).t()]
+
+    return Trial("squeeze", make, call, lambda *values: by(squeeze, values))
