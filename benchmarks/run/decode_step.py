@@ -4,14 +4,15 @@
     python -m benchmarks.run.decode_step --only qwen3-0.6b --batch 32 --kernels
     python -m benchmarks.run.decode_step --only smollm-135m --kernels  the kernel alone, checked and timed
     python -m benchmarks.run.decode_step --generate                 64 tokens by transformers' generate, too
+    python -m benchmarks.run.decode_step --only --recurrent         RWKV-4 169M, which no kernel of a step computes yet
     python -m benchmarks.run.decode_step --predict                  floors and predictions, no GPU
 
 Needs an H100 or H200, but for ``--predict``. bf16, random weights, a token behind 479 in caches of 512. Of the kernel:
 its error against float64, the same bits twice, and as many steps with delays that differ
 from CTA to CTA. Of whole models: CUDA graphs of all arms in turn, medians; ``reduce-overhead``, which captures by
-itself, by events around its calls. Lengths are set back before each call, in every arm. With ``--generate`` models of
-transformers (needed for it) make 64 tokens behind 16, greedy: microseconds a token, without the prompt's, by the
-host's clock, and over the kernel's; by how much float32 eager preferred another token at most, over its logits' root
+itself, by events around its calls. Lengths and states are set back before each call, in every arm. With
+``--generate`` models of transformers (needed for it) make 64 tokens behind 16, greedy: microseconds a token, without the
+prompt's, by the host's clock, and over the kernel's; by how much float32 eager preferred another token at most, over its logits' root
 mean square, and bf16 eager's own.
 """
 
@@ -29,6 +30,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.lib.recurrent_decoders import RecurrentDecoder
 from benchmarks.lib.static_decoders import Decoder
 from tilestream.bench.environment import environment
 from tilestream.devices import H200
@@ -186,16 +188,18 @@ def model_of(s: Shape) -> Decoder:
     return made
 
 
-def timed(s: Shape) -> list[dict[str, Any]]:
+def lengths_of(module: Decoder) -> list[torch.Tensor]:
+    return [layer.length for layer in module.layers]  # pyright: ignore
+
+
+def timed(module: torch.nn.Module, ids: torch.Tensor, states: list[torch.Tensor]) -> list[dict[str, Any]]:
     """A row an arm: microseconds of a step of the whole model, its error against float64, its first call."""
-    module, ids = model_of(s), torch.tensor([[5]], device="cuda")
-    lengths = [layer.length for layer in module.layers]
-    first = [n.clone() for n in lengths]  # pyright: ignore
+    first = [n.clone() for n in states]
     want = copy.deepcopy(module).double()(ids)
 
     def behind_reset(call: Callable[..., Any]) -> Callable[[], Any]:
         def run() -> Any:
-            torch._foreach_copy_(lengths, first)  # pyright: ignore
+            torch._foreach_copy_(states, first)
             return call(ids)
 
         return run
@@ -230,14 +234,28 @@ def timed(s: Shape) -> list[dict[str, Any]]:
 def main() -> None:
     wanted = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     wanted.add_argument("--only", nargs="*", default=list(MODELS))
-    wanted.add_argument("--steps", type=int, default=200, help="with delays")
+    wanted.add_argument("--steps", type=int, default=10_000, help="with delays")
     wanted.add_argument("--batch", type=int, default=1, help="of sequences; several: the kernel alone")
     wanted.add_argument("--kernels", action="store_true", help="the kernels alone")
     wanted.add_argument("--generate", action="store_true", help="tokens by transformers, too")
+    wanted.add_argument("--recurrent", action="store_true", help="the recurrent decoder too")
     wanted.add_argument("--predict", action="store_true")
     wanted.add_argument("--json", type=Path)
     given = wanted.parse_args()
     found: dict[str, Any] = {}
+
+    def keep(name: str) -> None:
+        print(name, json.dumps(found[name]), flush=True)
+        if given.json:
+            text = {"environment": {} if given.predict else environment(), "cases": found}
+            given.json.write_text(json.dumps(text, indent=1) + "\n", encoding="utf-8")
+
+    if given.recurrent and not given.predict:
+        with torch.no_grad(), torch.device("cuda"):
+            torch.manual_seed(0)
+            recurrent = RecurrentDecoder().bfloat16().eval()
+            found["rwkv-169m"] = {"arms": timed(recurrent, torch.tensor([5]), list(recurrent.buffers()))}
+        keep("rwkv-169m")
     for name in given.only:
         s = replace(MODELS[name], batch=given.batch)
         floor = 1e6 * s.weight_bytes / H200.dram_bytes_per_s
@@ -248,13 +266,12 @@ def main() -> None:
                 found[name]["kernel"] = checked(s, given.steps)
                 print(name, json.dumps(found[name]), flush=True)
                 alone = given.kernels or s.gpt2 or s.batch > 1  # the decoder that is timed is Llama's, of one sequence
-                found[name]["arms"] = [] if alone else timed(s)
+                module = None if alone else model_of(s)
+                ids = torch.tensor([[5]], device="cuda")
+                found[name]["arms"] = timed(module, ids, lengths_of(module)) if module else []
                 if given.generate and not (s.gpt2 or s.batch > 1):
                     found[name]["generate"] = generated(s, found[name]["kernel"]["kernel_us"])
-        print(name, json.dumps(found[name]), flush=True)
-        if given.json:
-            text = {"environment": {} if given.predict else environment(), "cases": found}
-            given.json.write_text(json.dumps(text, indent=1) + "\n", encoding="utf-8")
+        keep(name)
 
 
 if __name__ == "__main__":

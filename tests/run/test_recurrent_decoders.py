@@ -1,0 +1,46 @@
+"""A recurrent decoder, whose states are buffers that each call changes in place."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+
+from benchmarks.lib.recurrent_decoders import RecurrentDecoder
+from tilestream.run.backend import tilestream
+
+IDS = [torch.tensor([n]) for n in (3, 7, 1)]
+
+
+def small() -> RecurrentDecoder:
+    torch.manual_seed(0)
+    return RecurrentDecoder(layers=2, width=64, hidden=128, vocabulary=40).bfloat16().eval()
+
+
+@torch.no_grad()
+def test_the_recurrence_is_its_weighted_mean() -> None:
+    """Behind three tokens: a mean of values, weighted by exponentials of keys and of how long they are ago."""
+    mixing = small().double().blocks[0].time
+    rows = torch.randn(3, 1, 64, dtype=torch.double)
+    got = [mixing(x) for x in rows]
+    mixes, keys, values = list(mixing.mixes), [], []
+    for t, x in enumerate(rows):
+        r, k, v = (x * m + (rows[t - 1] if t else torch.zeros_like(x)) * (1 - m) for m in mixes)
+        ago = [mixing.first, *(-torch.exp(mixing.decay) * n for n in range(t))][: t + 1]
+        keys.append(mixing.key(k)), values.append(mixing.value(v))
+        weights = torch.stack([torch.exp(a + key) for a, key in zip(ago, reversed(keys), strict=True)])
+        mean = (weights * torch.stack(values[::-1])).sum(0) / weights.sum(0)
+        want = mixing.output(torch.sigmoid(mixing.receptance(r)) * mean)
+        torch.testing.assert_close(got[t], want, rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_tokens_and_states_are_as_eagers() -> None:
+    model = small()
+    exact, eager = copy.deepcopy(model).double(), copy.deepcopy(model)
+    compiled = torch.compile(model, backend=tilestream, options={"target": "reference"})
+    for ids in IDS:
+        want, plain, got = exact(ids), eager(ids), compiled(ids)
+        assert (got - want).norm() <= 2 * (plain - want).norm() + 1e-3 * want.norm()
+    for (name, mine), theirs in zip(model.named_buffers(), exact.buffers(), strict=True):
+        torch.testing.assert_close(mine.double(), theirs, rtol=0.1, atol=0.1, msg=name)
