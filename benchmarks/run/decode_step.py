@@ -11,9 +11,9 @@ Needs an H100 or H200, but for ``--predict``. bf16, random weights, a token behi
 its error against float64, the same bits twice, and as many steps with delays that differ
 from CTA to CTA. Of whole models: CUDA graphs of all arms in turn, medians; ``reduce-overhead``, which captures by
 itself, by events around its calls. Lengths and states are set back before each call, in every arm. With
-``--generate`` models of transformers (needed for it) make 64 tokens behind 16, greedy: microseconds a token, without the
-prompt's, by the host's clock, and over the kernel's; by how much float32 eager preferred another token at most, over its logits' root
-mean square, and bf16 eager's own.
+``--generate`` models of transformers (needed for it) make 64 tokens behind 16, greedy: microseconds a token, without
+the prompt's, by the host's clock, and over the kernel's; by how much float32 eager preferred another token at most,
+over its logits' root mean square, and bf16 eager's own.
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ def timed(module: torch.nn.Module, ids: torch.Tensor, states: list[torch.Tensor]
 
     def behind_reset(call: Callable[..., Any]) -> Callable[[], Any]:
         def run() -> Any:
-            torch._foreach_copy_(states, first)
+            torch._foreach_copy_(states, first)  # pyright: ignore
             return call(ids)
 
         return run

@@ -27,7 +27,8 @@ def test_the_recurrence_is_its_weighted_mean() -> None:
     for t, x in enumerate(rows):
         r, k, v = (x * m + (rows[t - 1] if t else torch.zeros_like(x)) * (1 - m) for m in mixes)
         ago = [mixing.first, *(-torch.exp(mixing.decay) * n for n in range(t))][: t + 1]
-        keys.append(mixing.key(k)), values.append(mixing.value(v))
+        keys.append(mixing.key(k))
+        values.append(mixing.value(v))
         weights = torch.stack([torch.exp(a + key) for a, key in zip(ago, reversed(keys), strict=True)])
         mean = (weights * torch.stack(values[::-1])).sum(0) / weights.sum(0)
         want = mixing.output(torch.sigmoid(mixing.receptance(r)) * mean)
