@@ -13,11 +13,14 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from benchmarks.lib.static_decoders import Decoder
+from tilestream.cuda import cache
 from tilestream.devices import H200
+from tilestream.graph.capture import capture
 from tilestream.graph.decode import STEP
-from tilestream.kernels.step.shape import Shape
+from tilestream.kernels.step.kernel import StepKernel
+from tilestream.kernels.step.shape import Shape, shape_of
 from tilestream.options import Options
-from tilestream.plan.candidates import Plan
+from tilestream.plan.candidates import FALLBACK, Plan
 from tilestream.run import decode, inductor, timing, whole
 from tilestream.run.backend import tilestream
 from tilestream.run.target import Target
@@ -189,13 +192,56 @@ def test_the_fastest_of_three_graphs_runs(
     graphs = [fx.symbolic_trace(nn.Identity()) for _ in range(3)]
     step, streamed, plain = graphs
     shape = Shape(30, 576, 1536, 9, 3, 64, 512, 49152)
-    monkeypatch.setattr(whole, "Timer", lambda *_: lambda candidates: list(times_us))
+    us = dict(zip((whole.STEP, whole.STREAMED, FALLBACK), times_us, strict=True))
+    monkeypatch.setattr(whole, "Timer", lambda *_: lambda candidates: [us[c.strategy] for c in candidates])
     monkeypatch.setattr(whole.Whole, "measures", lambda _: True)
     target = Target("cuda", torch.device("cpu"), H200)
     choice = whole.Whole(Options(cache=False), target, {"of": times_us}, [], [])
     found = choice.choose(streamed, plain, lambda graph, **_: graph, [], {"is_inference": True}, (step, shape))
     assert found is graphs[taken]
     assert whole.wholes()[-1].without_us == 1500
+
+
+@pytest.mark.parametrize(("step_us", "taken"), [(400, 0), (950, 1)])
+def test_inductors_graph_is_not_compiled_where_regions_are_clearly_faster(
+    step_us: float, taken: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first call took 49 s, 17 longer than without the step: the graph was compiled three times (SmolLM, H200)."""
+    graphs = [fx.symbolic_trace(nn.Identity()) for _ in range(3)]
+    step, streamed, plain = graphs
+    shape = Shape(30, 576, 1536, 9, 3, 64, 512, 49152)
+    us = {whole.STEP: step_us, whole.STREAMED: 900.0}
+    monkeypatch.setattr(whole, "Timer", lambda *_: lambda candidates: [us[c.strategy] for c in candidates])
+    monkeypatch.setattr(whole.Whole, "measures", lambda _: True)
+    choice = whole.Whole(
+        Options(cache=False), Target("cuda", torch.device("cpu"), H200), {"of": step_us}, [], [], beside_us=600.0
+    )
+    compiled: list[fx.GraphModule] = []
+
+    def compiles(graph: fx.GraphModule, **_: Any) -> fx.GraphModule:
+        compiled.append(graph)
+        return graph
+
+    found = choice.choose(streamed, plain, compiles, [], {"is_inference": True}, (step, shape))
+    assert found is graphs[taken] and compiled == [streamed, step]
+    assert whole.wholes()[-1].without_us is None
+
+
+@pytest.mark.parametrize("norms", [False, True])
+def test_the_kernel_begins_to_be_compiled_where_a_step_is_found(norms: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is the one that the operator asks for, of its operands."""
+    ahead: list[Any] = []
+    monkeypatch.setattr(cache, "compile_ahead", ahead.extend)
+
+    def change(graph: fx.GraphModule) -> fx.GraphModule:
+        found = decode.stepped(graph, Options(cache=False), Target("cuda", torch.device("cpu"), H200))
+        assert found is not None
+        return found[0]
+
+    (graph,) = capture(model(norms=norms), (torch.tensor([[1]]),), change=change).graphs
+    (node,) = graph.graph.find_nodes(op="call_function", target=STEP)
+    row, _, _, mask, weights, caches, *_ = pytree.tree_map_only(fx.Node, lambda n: n.meta["val"], node.args)
+    assert ahead == [StepKernel(shape_of(row, mask, weights, caches)).source]
 
 
 class Replay:

@@ -7,8 +7,11 @@ from torch import Tensor, fx
 
 from tilestream.announce import announce
 from tilestream.graph.nodes import Unsupported
+from tilestream.kernels.step.kernel import StepKernel
 from tilestream.kernels.step.shape import Shape
+from tilestream.options import Options
 from tilestream.plan import decode
+from tilestream.run.prepare import kernels_kept
 from tilestream.run.target import Target
 
 
@@ -27,11 +30,19 @@ def settle_sizes(graph: fx.GraphModule) -> None:
                 int(size)
 
 
-def stepped(graph: fx.GraphModule, target: Target) -> tuple[fx.GraphModule, Shape] | None:
-    """A copy of an inference graph with its decode step as one operator; None where it is none, which is announced."""
+def stepped(graph: fx.GraphModule, options: Options, target: Target) -> tuple[fx.GraphModule, Shape] | None:
+    """A copy of an inference graph with its decode step as one operator; None where it is none, which is announced.
+
+    Its kernel begins to be compiled, beside all that is compiled until it is timed.
+    """
     try:
         made, planned = decode.stepped(graph, target.hardware)
     except Unsupported as why:
         announce(f"no decode step is one kernel: {why.reason}")
         return None
+    if target.kind == "cuda":
+        from tilestream.cuda.cache import compile_ahead
+
+        with kernels_kept(options, target):
+            compile_ahead([StepKernel(planned.shape).source])
     return made, planned.shape

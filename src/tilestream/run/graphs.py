@@ -158,7 +158,7 @@ class Compilation:
         if not self.options.decode_step or not (self.target.kind == "reference" or self._whole().measures()):
             return False
         with announced("the decode step is not one kernel", self.options.fallback):
-            self.step = stepped(graph, self.target)
+            self.step = stepped(graph, self.options, self.target)
         return self.step is not None and self.target.kind == "reference"
 
     def stream_joint(self, graph: fx.GraphModule) -> None:

@@ -138,7 +138,8 @@ class Whole:
 
         Args:
             streamed, plain: the graph with and without regions, not decomposed.
-            step: the graph as a decode step that is one kernel, if it is one: then it, regions and Inductor are timed.
+            step: the graph as a decode step that is one kernel, if it is one: then it is timed in the place of eager's
+                kernels.
             compiled: compiles one of them, with changes to Inductor's arguments; ``by_eager``: into calls of eager's
                 kernels.
             fakes: the graph's arguments as fake tensors and symbolic sizes.
@@ -181,26 +182,28 @@ class Whole:
             return us is not None and not self._is_tuned and not with_host and gain_us >= self._clear() * us
 
         def order(candidates: Sequence[Candidate], time: Time) -> Sequence[Candidate]:
-            if step is not None:
-                made.update((c.strategy, compiled(ways[c.strategy][0], **bare)) for c in candidates)
-                return time(candidates, candidates)
-            ours, *eager, other = candidates
+            ours, *more, other = candidates
             made[STREAMED] = compiled(streamed, **bare)
             if kind[2] and not with_host and is_clear(self._at_most_us(lambda: call(ours, values()))):
                 return [ours, replace(other, rejected=ENOUGH)]
-            made[EAGER] = boxed(fallback.eager(plain))
-            ours, *eager, other = time(candidates, [ours, *eager])
-            if ours.measured_us is None:  # its regions were each held against Inductor: it runs all the same
-                eager = [replace(c, rejected=ours.rejected) for c in eager]
-                return [replace(ours, late=True, rejected=""), *eager, replace(other, rejected=ours.rejected)]
-            eager = [_unless_clear(c, ours.measured_us) for c in eager]
-            if is_clear(ours.measured_us):
-                return [ours, *eager, replace(other, rejected=ENOUGH)]
-            if not with_host and self._pays(gain_us, ours.measured_us):
-                return [ours, *eager, replace(other, rejected=PAID)]
+            if step is None:
+                made[EAGER] = boxed(fallback.eager(plain))
+            else:
+                made[STEP] = compiled(step[0], **bare)
+            ours, *more, other = time(candidates, [ours, *more])
+            if ours.measured_us is None and step is None:
+                # its regions were each held against Inductor: it runs all the same
+                more = [replace(c, rejected=ours.rejected) for c in more]
+                return [replace(ours, late=True, rejected=""), *more, replace(other, rejected=ours.rejected)]
+            if ours.measured_us is not None:
+                more = [_unless_clear(c, ours.measured_us) for c in more]
+                if is_clear(ours.measured_us):
+                    return [ours, *more, replace(other, rejected=ENOUGH)]
+                if not with_host and self._pays(gain_us, ours.measured_us):
+                    return [ours, *more, replace(other, rejected=PAID)]
             made[FALLBACK] = compiled(plain, **bare)
-            ours, *eager, other = time([ours, *eager, other], [other])
-            return [ours, *(_unless_clear(c, other.measured_us) for c in eager), other]
+            ours, *more, other = time([ours, *more, other], [other])
+            return [ours, *(_unless_clear(c, other.measured_us) for c in more), other]
 
         # Regions were each held against float64. A step that is one kernel was not.
         held = None if step is None else right
@@ -239,7 +242,7 @@ class Whole:
         ours += [Candidate(EAGER, None, None, operator="Inductor's calls")] * by_eager
         if step is not None:
             us = predicted_us(step[1], self.target.hardware)
-            ours.insert(0, Candidate(STEP, None, us, operator="one kernel"))
+            ours.append(Candidate(STEP, None, us, operator="one kernel"))
         return Question(
             "whole graph", 0, self.target.hardware, decides, lambda: (*ours, other),
             margin=margins.MARGIN_WHOLE, order=order,
@@ -316,8 +319,11 @@ class Whole:
 
 
 def _unless_clear(eager: Candidate, us: float | None) -> Candidate:
-    """Eager's kernels, rejected where the graph by others takes hardly more, ``us``: the host takes longer for them."""
-    if eager.rejected or us is None or eager.measured_us is None or eager.measured_us <= margins.EAGER * us:
+    """Eager's kernels, rejected where the graph by others takes hardly more, ``us``: the host takes longer for them.
+    A decode step as it is."""
+    if eager.strategy != EAGER or eager.rejected or us is None or eager.measured_us is None:
+        return eager
+    if eager.measured_us <= margins.EAGER * us:
         return eager
     return replace(eager, rejected="as fast with fewer launches")
 
