@@ -11,7 +11,7 @@ from tilestream.kernels.step.kernel import StepKernel
 from tilestream.kernels.step.shape import Shape
 from tilestream.options import Options
 from tilestream.plan import decode
-from tilestream.run.prepare import kernels_kept
+from tilestream.run.prepare import begin_building
 from tilestream.run.target import Target
 
 
@@ -40,9 +40,5 @@ def stepped(graph: fx.GraphModule, options: Options, target: Target) -> tuple[fx
     except Unsupported as why:
         announce(f"no decode step is one kernel: {why.reason}")
         return None
-    if target.kind == "cuda":
-        from tilestream.cuda.cache import compile_ahead
-
-        with kernels_kept(options, target):
-            compile_ahead([StepKernel(planned.shape).source])
+    begin_building([StepKernel(planned.shape).source], options, target)
     return made, planned.shape

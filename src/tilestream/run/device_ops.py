@@ -10,20 +10,13 @@ from torch import Tensor, fx
 
 from tilestream.graph.own import LIBRARY, on_gpu
 from tilestream.graph.rewrites import operators
-from tilestream.graph.rewrites.operators import LENT, PADDED, SEGMENT_REDUCE, SEGMENTS, SORTED_INDEX, busy_words
+from tilestream.graph.rewrites.operators import LENT, SEGMENT_REDUCE, SEGMENTS, SORTED_INDEX, busy_words
 from tilestream.ir.dtypes import DTYPES
 from tilestream.ir.pipeline import Pipeline
 from tilestream.kernels.segments.reduce import MOST_FEATURES, reduction
 from tilestream.run import kept_lists
 from tilestream.run.call import ready
 from tilestream.run.executable import Enqueue, build_ahead, executable
-
-
-def padded(matrices: list[Tensor], columns: int) -> list[Tensor]:
-    """Copies with columns of zeros, all by one kernel."""
-    from tilestream.cuda import pad
-
-    return pad.padded(matrices, columns)
 
 
 def segments(index: Tensor, nodes: int, kept: int = 0, wraps: bool = True, drops: bool = False) -> tuple[Tensor, ...]:
@@ -124,13 +117,8 @@ def begin(graph: fx.Graph) -> None:
         sorted_keys.begin()
 
 
-_KERNELS = (
-    (PADDED, padded),
-    (SEGMENTS, segments),
-    (SORTED_INDEX, sorted_index),
-    (SEGMENT_REDUCE, segment_reduce),
-)
-for _defined, _kernel in _KERNELS:
-    on_gpu(_defined, _kernel)
+on_gpu(SEGMENTS, segments)
+on_gpu(SORTED_INDEX, sorted_index)
+on_gpu(SEGMENT_REDUCE, segment_reduce)
 for _name, _kernel in (("segments", segments), ("sorted_index", sorted_index)):
     LIBRARY.impl(_name, _kernel, "CPU")  # lists are kept there as well

@@ -16,6 +16,7 @@ from tilestream.errors import PlanError, TilestreamError
 from tilestream.graph.region import Region
 from tilestream.ir.pipeline import Pipeline
 from tilestream.ir.taps import pictures
+from tilestream.kernels.parts.source import BesideSource
 from tilestream.options import Options
 from tilestream.plan import chooser, few_rows, find, planner, ragged
 from tilestream.plan.candidates import Plan
@@ -58,6 +59,15 @@ def kernels_kept(options: Options, target: Target) -> contextlib.AbstractContext
     from tilestream.cuda import cache
 
     return cache.keep_in(options.cache_folder if options.cache else None)
+
+
+def begin_building(sources: Sequence[BesideSource], options: Options, target: Target) -> None:
+    """Begin to compile kernels side by side, on a GPU, beside what comes until they are asked for."""
+    if sources and target.kind == "cuda":
+        from tilestream.cuda.cache import compile_ahead
+
+        with kernels_kept(options, target):
+            compile_ahead(sources)
 
 
 def plan(region: Region, options: Options, target: Target) -> Plan:

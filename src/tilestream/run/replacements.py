@@ -55,7 +55,9 @@ def replace_by(each: Replacement, owner: fx.GraphModule, options: Options, targe
     """As ``replace``, by one of them."""
     taken: list[Plan] = []
     found = each.sites(owner.graph, options)
-    _build_ahead(each, {kind for site in found for kind in each.kinds(site, target.hardware)}, options, target)
+    if prepare.measures(options, target):
+        kinds = {kind for site in found for kind in each.kinds(site, target.hardware)}
+        prepare.begin_building([s for kind in kinds for s in each.sources(kind, target.hardware)], options, target)
     for site in found:
         with announced(each.instead, options.fallback):
             made = [choice(each, kind, options, target) for kind in each.kinds(site, target.hardware)]
@@ -68,13 +70,3 @@ def choice(each: Replacement, kind: Any, options: Options, target: Target) -> Pl
     """Whether a kind is computed so, or as it is: timed once."""
     asked = each.question(kind, target.hardware, target.kind == "reference")
     return prepare.chosen(asked, lambda: TRIALS[each](kind, target), options, target)
-
-
-def _build_ahead(each: Replacement, kinds: set[Any], options: Options, target: Target) -> None:
-    """Begin to compile the kernels that will be timed, side by side."""
-    sources = [source for kind in kinds for source in each.sources(kind, target.hardware)]
-    if sources and prepare.measures(options, target):
-        from tilestream.cuda.cache import compile_ahead
-
-        with prepare.kernels_kept(options, target):
-            compile_ahead(sources)

@@ -153,7 +153,7 @@ def _reduced_shape(
     return rows.new_empty((starts.shape[0] - 1, *rows.shape[1:]))
 
 
-PADDED = operator("padded(Tensor[] matrices, SymInt columns) -> Tensor[]", padded, _padded_shapes)
+PADDED = operator("padded(Tensor[] matrices, SymInt columns) -> Tensor[]", padded, _padded_shapes, "pad:padded")
 SEGMENTS = operator(
     "segments(Tensor index, SymInt nodes, int kept=0, bool wraps=True, bool drops=False) -> (Tensor, Tensor, Tensor)",
     segments,

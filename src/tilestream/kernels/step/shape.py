@@ -141,11 +141,6 @@ class Shape:
         """Values that CTAs wait for, one after the other."""
         return 5 * self.layers
 
-    @property
-    def hand_overs_of_teams(self) -> int:
-        """Those of them for which only the CTAs of a head of keys wait: queries, keys and values."""
-        return self.layers
-
 
 def names_of(head_norms: bool, gpt2: bool = False) -> list[str]:
     """The weights that a layer has."""
