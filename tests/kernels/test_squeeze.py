@@ -12,7 +12,7 @@ from host_runs import CAUGHT
 from torch import Tensor
 
 from tilestream.cuda.compile import compile_text
-from tilestream.cuda.host.build import HostRun, Mutation
+from tilestream.cuda.host.build import HostRun, HostTrap, Mutation
 from tilestream.cuda.host.lanes import on_lanes
 from tilestream.cuda.squeeze import call
 from tilestream.devices import get
@@ -51,6 +51,24 @@ def test_without_biases() -> None:
 def test_lanes_do_not_race() -> None:
     operands = given(CASES["more rows of sums than lanes hold"])
     assert is_right(on_host(operands, HostRun(sanitize=True)), operands)
+
+
+@gxx
+def test_a_lane_that_does_not_come_is_seen_at_once() -> None:
+    absent = Mutation(
+        "squeeze.cuh",
+        "  lanes::all_together();\n  if (slice == 0)",
+        "  if (lanes::thread() != 3) lanes::all_together();\n  if (slice == 0)",
+    )
+    with pytest.raises(HostTrap, match="a lane did not come"):
+        on_host(given(CASES["one slice"]), HostRun(mutations=(absent,)))
+
+
+@gxx
+def test_any_order_of_lanes_gives_the_same_bits() -> None:
+    operands = given(CASES["more rows of sums than lanes hold"])
+    first, *others = (on_host(operands, HostRun(seed=seed)) for seed in range(4))
+    assert all(torch.equal(first, other) for other in others)
 
 
 MUTANTS = {

@@ -10,7 +10,7 @@ import torch
 from decode_steps import made_up, on_host
 
 from tilestream.cuda.compile import compile_text
-from tilestream.cuda.host.build import HostRun, Mutation
+from tilestream.cuda.host.build import HostRace, HostRun, Mutation
 from tilestream.errors import CompileError, InputError, QueueTimeout
 from tilestream.kernels.step.kernel import NAME, StepKernel
 from tilestream.kernels.step.shape import Shape
@@ -84,6 +84,14 @@ def test_lanes_do_not_race() -> None:
     shape, place = CASES["two shares of the cache"]
     (logits,) = on_host(made_up(shape, place), StepKernel(shape), 3, HostRun(sanitize=True))
     assert torch.isfinite(logits).all()
+
+
+@gxx
+def test_a_race_between_ctas_is_seen() -> None:
+    shape, place = CASES["no mask"]
+    plain = Mutation("step.cuh", "lanes::post(length, lanes::peek(length) + 1);", "++*length;")
+    with pytest.raises(HostRace, match="step.cuh"):
+        on_host(made_up(shape, place), StepKernel(shape), 3, HostRun(sanitize=True, mutations=(plain,)))
 
 
 @gxx
