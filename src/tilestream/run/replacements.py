@@ -56,7 +56,7 @@ def replace_by(each: Replacement, owner: fx.GraphModule, options: Options, targe
     taken: list[Plan] = []
     found = each.sites(owner.graph, options)
     if prepare.measures(options, target):
-        kinds = {kind for site in found for kind in each.kinds(site, target.hardware)}
+        kinds = dict.fromkeys(kind for site in found for kind in each.kinds(site, target.hardware))
         prepare.begin_building([s for kind in kinds for s in each.sources(kind, target.hardware)], options, target)
     for site in found:
         with announced(each.instead, options.fallback):
