@@ -10,6 +10,11 @@ import torch
 from torch import Tensor, nn
 
 
+def wide(x: Tensor) -> Tensor:
+    """In fp32; fp64 of fp64."""
+    return x if x.dtype == torch.float64 else x.float()
+
+
 class TimeMixing(nn.Module):
     """Receptance, key and value, each of its own mix of this token and the one before; a decaying sum of values."""
 
@@ -25,8 +30,8 @@ class TimeMixing(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         r, k, v = (x * m + self.before * (1 - m) for m in self.mixes)
         self.before.copy_(x)
-        r, k, v = torch.sigmoid(self.receptance(r)), self.key(k).float(), self.value(v).float()
-        values, weights, most = self.sums.float().unbind()
+        r, k, v = torch.sigmoid(self.receptance(r)), wide(self.key(k)), wide(self.value(v))
+        values, weights, most = wide(self.sums).unbind()
         here = torch.maximum(most, self.first + k)
         old, new = torch.exp(most - here), torch.exp(self.first + k - here)
         mean = (old * values + new * v) / (old * weights + new)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -13,7 +13,10 @@ from tilestream import devices
 from tilestream.devices import Device
 from tilestream.graph.own import KERNELS, loaded
 from tilestream.kernels.costs import Amount, Counts
+from tilestream.kernels.parts.source import BesideSource
 from tilestream.options import Options
+from tilestream.plan.candidates import Plan
+from tilestream.plan.chooser import decide
 from tilestream.plan.interaction import JOINT_INTERACTIONS
 from tilestream.plan.replacement import Replacement
 from tilestream.plan.replacements import REPLACEMENTS
@@ -71,6 +74,20 @@ def test_all_kinds_of_a_site_must_win() -> None:
     expected: list[str] = []
     letters(expected).place_expected(GRAPH, PREDICTED, HERE.hardware)
     assert expected == placed
+
+
+def test_what_cannot_be_built_ahead_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def choice(each: Replacement, kind: Letter, *_: object) -> Plan:
+        return decide(each.question(kind, HERE.hardware))
+
+    def fails(*_: object) -> list[BesideSource]:
+        raise RuntimeError("no")
+
+    monkeypatch.setattr(replacements.prepare, "measures", lambda *_: True)
+    monkeypatch.setattr(replacements, "choice", choice)
+    placed: list[str] = []
+    assert replacements.replace_by(replace(letters(placed), sources=fails), GRAPH, PREDICTED, HERE)
+    assert placed == ["a", "c", "cd"]
 
 
 def test_what_could_not_be_placed_is_no_choice_of_the_graph() -> None:

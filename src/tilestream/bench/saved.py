@@ -55,8 +55,8 @@ def saved(model: Callable[..., Any], inputs: Sequence[Tensor], least_rows: int =
         for site in interaction.find_interactions(joint.graph, joint=True):
             interaction.place(joint, site)
 
-    inductor = _counted(model, inputs, min_cut_rematerialization_partition, select_decomp_table(), _peak)
     cut = Cutter(Settings(least_rows), place_interactions)
+    inductor = _counted(model, inputs, min_cut_rematerialization_partition, select_decomp_table(), _peak)
     return Saved(inductor, _counted(model, inputs, cut, {}, _streamed_peak))
 
 

@@ -2,7 +2,7 @@
 
 A library's kernel for one is far from the memory's rate, and the norm, the activation and the mean over the picture
 (squeeze and excite) behind it read and write its result again. ``site_of`` finds them; ``graph.rewrites.pixels`` puts
-the operator there, where it was chosen (``run.depthwise``).
+the operator there, where it was chosen (``run.replacements``).
 """
 
 from __future__ import annotations

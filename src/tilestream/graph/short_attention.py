@@ -1,6 +1,6 @@
 """The operator that attention over few keys becomes: what it means, on any device.
 
-``run.short_attention`` has it as a kernel.
+``cuda.short_attention`` has it as a kernel.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import fx
 
-from tilestream.announce import announced
+from tilestream.announce import announced, said_later
 from tilestream.options import Options
 from tilestream.plan.candidates import Plan
 from tilestream.plan.depthwise import DEPTHWISE_CONVOLUTIONS
@@ -56,8 +56,9 @@ def replace_by(each: Replacement, owner: fx.GraphModule, options: Options, targe
     taken: list[Plan] = []
     found = each.sites(owner.graph, options)
     if prepare.measures(options, target):
-        kinds = dict.fromkeys(kind for site in found for kind in each.kinds(site, target.hardware))
-        prepare.begin_building([s for kind in kinds for s in each.sources(kind, target.hardware)], options, target)
+        with said_later("kernels are not built ahead"):
+            kinds = dict.fromkeys(kind for site in found for kind in each.kinds(site, target.hardware))
+            prepare.begin_building([s for kind in kinds for s in each.sources(kind, target.hardware)], options, target)
     for site in found:
         with announced(each.instead, options.fallback):
             made = [choice(each, kind, options, target) for kind in each.kinds(site, target.hardware)]

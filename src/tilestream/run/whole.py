@@ -195,12 +195,11 @@ class Whole:
                 # its regions were each held against Inductor: it runs all the same
                 more = [replace(c, rejected=ours.rejected) for c in more]
                 return [replace(ours, late=True, rejected=""), *more, replace(other, rejected=ours.rejected)]
-            if ours.measured_us is not None:
-                more = [_unless_clear(c, ours.measured_us) for c in more]
-                if is_clear(ours.measured_us):
-                    return [ours, *more, replace(other, rejected=ENOUGH)]
-                if not with_host and self._pays(gain_us, ours.measured_us):
-                    return [ours, *more, replace(other, rejected=PAID)]
+            more = [_unless_clear(c, ours.measured_us) for c in more]
+            if is_clear(ours.measured_us):
+                return [ours, *more, replace(other, rejected=ENOUGH)]
+            if ours.measured_us is not None and not with_host and self._pays(gain_us, ours.measured_us):
+                return [ours, *more, replace(other, rejected=PAID)]
             made[FALLBACK] = compiled(plain, **bare)
             ours, *more, other = time([ours, *more, other], [other])
             return [ours, *(_unless_clear(c, other.measured_us) for c in more), other]

@@ -72,17 +72,22 @@ TS_UNWATCHED void wake(Fiber* f) {
 TS_UNWATCHED void wake_all(Queue& waiting) {
   while (Fiber* const f = waiting.take()) wake(f);
 }
+// The next that is ready goes on; behind the last one's end, who ran them.
+TS_UNWATCHED void go_on() {
+  Fiber* const next = ready.take();
+  if (!next && left) give_up("a lane did not come: all that are left wait");
+  go(next ? next : &outside);
+}
 TS_UNWATCHED void wait_in(Queue& waiting) {
   waiting.add(running);
-  Fiber* const next = ready.take();
-  if (!next) give_up("a lane did not come: all that are left wait");
-  go(next);
+  go_on();
 }
 // Lets the others go on. A seed may not let one that polls have every turn: it goes last.
 TS_UNWATCHED void give_way() {
   ready.add(running);
-  go(ready.take());
+  go_on();
 }
+TS_UNWATCHED void end() { --left, go_on(); }
 
 // Runs `count` of them to their ends, each with its own part of `stacks`.
 template <class F>
@@ -107,12 +112,6 @@ void run(F* all, int count, void (*body)(), char* stacks) {
 #ifdef __SANITIZE_THREAD__
   for (int k = 0; k < count; ++k) __tsan_destroy_fiber(all[k].known);
 #endif
-}
-// The end of one: the next goes on, or who ran them.
-TS_UNWATCHED void end() {
-  Fiber* const next = ready.take();
-  if (--left && !next) give_up("a lane did not come: all that are left wait");
-  go(next ? next : &outside);
 }
 
 inline char* stacks_of(int count) {

@@ -1,4 +1,4 @@
-"""The operators that an interaction becomes: what they mean, on any device. ``run.interaction`` has them as kernels."""
+"""The operators that an interaction becomes: what they mean, on any device. ``cuda.interaction`` has their kernels."""
 
 from __future__ import annotations
 
