@@ -143,6 +143,7 @@ TS_DEV void copies_arrive(u32 bar) {  // once this lane's own copies (copy128) a
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(bar) : "memory");
 }
 TS_DEV void await(u32 bar, u32 parity) { bar_wait(bar, parity); }  // all lanes of a warp
+TS_DEV void fence_copies() { fence_async_shared(); }  // this lane's loads come before copies that whoever sees it arrive asks for
 
 // ---- fragments: four matrices of 8 x 8 elements of 16 bits, lane l names row l % 8 of matrix l / 8
 TS_DEV void matrices(u32 (&r)[4], u32 row) {
@@ -172,7 +173,12 @@ TS_PRODUCT(bf16, "bf16")
 TS_PRODUCT(f16, "f16")
 #undef TS_PRODUCT
 
-// ---- the end: words in host memory that outlive the trap; one lane of the grid writes them
+// ---- the end: nothing is kept in registers for what would come behind
+[[noreturn]] TS_DEV void stop() {
+  asm volatile("exit;");
+  __builtin_unreachable();
+}
+// Words in host memory that outlive the trap; one lane of the grid writes them
 TS_DEV void give_up(u64* record, int what, int where, long long limit, long long found) {
   if (claim((u32*)record)) {
     record[1] = (u64)(u32)where << 32 | (u32)what;

@@ -156,7 +156,7 @@ struct Step : StepRows {
           for (int k = 0; k < 8; ++k) values[g][k] = values[g][k] * before + weight * cached[k];
         }
       }
-      free_slot();
+      free_slots(1);
     }
     // Positions of a warp together, then warps.
     constexpr int PART = FEATURES + 2;

@@ -24,11 +24,10 @@ struct Loader : Tiles {
     lanes::await(base + FREE + turn.slot * 8, turn.parity ^ 1);  // at first they all are
     const int start = segment * wide(STAGE), left = columns(STAGE) - start, count = left < wide(STAGE) ? left : wide(STAGE);
     if constexpr (is_turned(STAGE)) {
-      // Inputs in the order in which `piece` has them: rows 2 m + 8 a + e of 32 lie at 8 m + 2 a + e.
       const char* const from = of + ((long long)start * rows(STAGE) + row) * 2;
 #pragma unroll 4
       for (int k = lane; k < count; k += LANES)
-        lanes::copy128(to + ((k & ~31) + (k >> 1 & 3) * 8 + (k >> 3 & 3) * 2 + (k & 1)) * 16, from + (long long)k * rows(STAGE) * 2, 16);
+        lanes::copy128(to + k * 16, from + (long long)k * rows(STAGE) * 2, 16);
       lanes::copies_arrive(full);
     } else if (lane < TILE && lane < there) {
       lanes::ask(to + lane * pitch(STAGE), of + ((long long)(row + lane) * columns(STAGE) + start) * 2, count * 2, full);

@@ -17,48 +17,57 @@ struct StepRows : Tiles {
   // At the beginning of a stage: its addresses are its own.
   TS_DEV void renew() { lanes::renew(warp), lanes::renew(lane), thread = warp * LANES + lane; }
 
-  // ---- products: eight rows by all sequences. Lane 4 g + a has columns 8 a .. 8 a + 7 of 32 of sequence g and of row g.
+  // ---- products: sixteen rows, of two slots, by eight sequences. Lane 4 g + a has columns 2 a and 2 a + 1 of eight, of
+  // sequence g and of row g.
   template <int STAGE>
   using Given = u32[chunk(STAGE) / DEPTH][EIGHTS][4];
-  // The warp's part of the next slot, of `count` columns.
+  using Sums = float[CHAINS][EIGHTS][4];
+  // The warp's part `at` of the next slot, or of the next two.
   template <int STAGE>
-  TS_DEV void piece(float (&sums)[TALL][4], const Given<STAGE>& x, int count) {
+  TS_DEV void piece(Sums& sums, const Given<STAGE>& x, int at, bool two) {
+    Turn second = turn;
     lanes::await(base + FULL + turn.slot * 8, turn.parity);
-    const u32 from = base + turn.slot * SLOT + warp * chunk(STAGE) * (is_turned(STAGE) ? TILE * 2 : 2);
+    if (two) second.next(), lanes::await(base + FULL + second.slot * 8, second.parity);
+    const int matrix = lane / 8, row = lane % 8, column = warp * chunk(STAGE) + matrix / 2 * 8;
+    const u32 from = base + (matrix % 2 ? second.slot : turn.slot) * SLOT + (is_turned(STAGE) ? (column + row) * 16 : row * pitch(STAGE) + column * 2);
 #pragma unroll
     for (int k = 0; k < chunk(STAGE) / DEPTH; ++k)
-      if (k * DEPTH < count) {
-        u32 w[4];
-        if constexpr (is_turned(STAGE)) {
-          lanes::matrices_turned(w, from + (k * DEPTH + lane) * 16);
-        } else {
-          lanes::get128(from + lane / 4 * pitch(STAGE) + (k * DEPTH + lane % 4 * 8) * 2, w);
+      if (is_piece<STAGE>(at) && is_there<STAGE>(at, k))
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          u32 w[4];
+          const u32 its = from + (k * DEPTH + h * 16) * (is_turned(STAGE) ? 16 : 2);
+          is_turned(STAGE) ? lanes::matrices_turned(w, its) : lanes::matrices(w, its);
+#pragma unroll
+          for (int e = 0; e < EIGHTS; ++e) lanes::product<Element>(sums[h % CHAINS][e], w, x[k][e][2 * h], x[k][e][2 * h + 1]);
         }
-#pragma unroll
-        for (int t = 0; t < TALL; ++t)
-#pragma unroll
-          for (int h = 0; h < 4; h += 2) {
-            const bool two = 2 * t + 1 < EIGHTS;
-            const auto& low = x[k][2 * t];
-            const auto& high = x[k][two ? 2 * t + 1 : 2 * t];
-            const u32 a[4] = {low[h], two ? high[h] : 0, low[h + 1], two ? high[h + 1] : 0};
-            lanes::product<Element>(sums[t], a, w[h], w[h + 1]);
-          }
-      }
-    free_slot();
+    free_slots(two ? 2 : 1);
   }
-  TS_DEV void free_slot() {
+  // Without the fence a copy could take the place of what the last loads have not read yet.
+  TS_DEV void free_slots(int count) {
+    lanes::fence_copies();
     lanes::together();
-    if (lane == 0) lanes::arrive(base + FREE + turn.slot * 8);
-    turn.next();
+    for (int n = 0; n < count; ++n, turn.next())
+      if (lane == 0) lanes::arrive(base + FREE + turn.slot * 8);
   }
   TS_DEV int sequence(int eight) const {  // whose values this lane multiplies; the last one's instead of none
     const int s = eight * 8 + lane / 4;
     return s < BATCH ? s : BATCH - 1;
   }
   template <int STAGE>
-  TS_DEV int column(int at, int k) const {
-    return at * chunk(STAGE) + k * DEPTH + lane % 4 * 8;
+  TS_DEV static bool is_piece(int at) {
+    return chunks(STAGE) % WARPS == 0 || at < chunks(STAGE);
+  }
+  template <int STAGE>
+  TS_DEV static bool is_there(int at, int k) {  // 32 columns of a piece: of the last one there may be fewer
+    return columns(STAGE) % chunk(STAGE) == 0 || at * chunk(STAGE) + k * DEPTH < columns(STAGE);
+  }
+  // Two values of 32 of a piece, the j-th of this lane, in a row of memory.
+  template <int STAGE>
+  TS_DEV u32 two_of(const char* row, int at, int k, int j) const {
+    u32 w[1];
+    lanes::load_words<4>(row + (at * chunk(STAGE) + k * DEPTH + j * 8 + lane % 4 * 2) * 2, w);
+    return w[0];
   }
 
   // ---- values of other CTAs
@@ -96,7 +105,7 @@ struct StepRows : Tiles {
       // Words of what there is, and whether they have come: those that say otherwise.
       const auto over_words = [&](auto what) {
         each<ONCE, EIGHTS, 2>([&](int b, int e, int j) {
-          if (first + b < DEEP && start + (first + b) * DEPTH < columns(STAGE)) what(v[b][e][2 * j], v[b][e][2 * j + 1], sequence(e) * row + (first + b) * (DEPTH / 2) + 8 * j);
+          if (first + b < DEEP && is_there<STAGE>(at, first + b)) what(v[b][e][2 * j], v[b][e][2 * j + 1], sequence(e) * row + (first + b) * (DEPTH / 2) + 8 * j);
         });
       };
       for (Patience patience;;) {
@@ -107,8 +116,23 @@ struct StepRows : Tiles {
         if (patience.is_over()) search(wanted(STAGE), words(layer, input(STAGE)), BATCH * row);
       }
       each<ONCE, EIGHTS, 4>([&](int b, int e, int j) {
-        if (first + b < DEEP) x[first + b][e][j] = start + (first + b) * DEPTH < columns(STAGE) ? (u32)v[b][e][j] : 0;
+        if (first + b < DEEP) x[first + b][e][j] = is_there<STAGE>(at, first + b) ? (u32)v[b][e][j] : 0;
       });
+    }
+  }
+  // Shares of all CTAs may be a lot to read again and again: their sums first, which come with the values.
+  template <int SEQUENCES>
+  TS_DEV void await_sums(int at, int first_share, const u64* all) const {
+    constexpr int APART = 8 / SEQUENCES, SHARES = over(SPLITS, APART), DEEP = chunk(OUTPUT) / DEPTH;
+    for (Patience patience;;) {
+      u32 wrong = 0;
+      each<EIGHTS, SHARES, DEEP>([&](int e, int n, int k) {
+        const int own = e * 8 + lane / 4 % SEQUENCES, share = n * APART + first_share;
+        if (is_there<OUTPUT>(at, k) && share < SPLITS)
+          wrong |= tag_of(lanes::peek(all + SUMS - ATTENDED + ((share * BATCH + (own < BATCH ? own : BATCH - 1)) * QUERY + at * chunk(OUTPUT) + k * DEPTH + lane % 4 * 8) / 8)) ^ tag;
+      });
+      if (all_right(wrong)) return;
+      if (patience.is_over()) search(wanted(OUTPUT), all, MIDDLE - ATTENDED);
     }
   }
   // What attention has made of a row: its shares are put together. Lanes that have no sequence of their own take shares.
@@ -118,6 +142,7 @@ struct StepRows : Tiles {
     constexpr int LOADS = UNDER_WAY / SHARES, ONCE = LOADS < 1 ? 1 : LOADS < DEEP ? LOADS : DEEP;
     const int start = at * chunk(OUTPUT), first_share = lane / 4 / SEQUENCES;
     const u64* const all = words(layer, ATTENDED);
+    if (SPLITS * BATCH * QUERY * 4 > MOST_AGAIN) await_sums<SEQUENCES>(at, first_share, all);
 #pragma unroll
     for (int e = 0; e < EIGHTS; ++e)
 #pragma unroll
@@ -126,26 +151,18 @@ struct StepRows : Tiles {
         u64 v[ONCE][SHARES][4], sums[ONCE][SHARES];
         const auto over_shares = [&](auto what) {
           each<ONCE, SHARES, 1>([&](int b, int n, int) {
-            const int share = n * APART + first_share, row = share * BATCH + sequence, c = column<OUTPUT>(at, first + b);
-            if (first + b < DEEP && start + (first + b) * DEPTH < QUERY && share < SPLITS)
+            const int share = n * APART + first_share, row = share * BATCH + sequence, c = start + (first + b) * DEPTH + lane % 4 * 8;
+            if (first + b < DEEP && is_there<OUTPUT>(at, first + b) && (SPLITS % APART == 0 || share < SPLITS))
               what(b, v[b][n], sums[b][n], row * (QUERY / 2) + start / 2 + (first + b) * (DEPTH / 2) + lane % 4 * 2, SUMS - ATTENDED + (row * QUERY + c) / 8);
           });
         };
-        // Shares of all CTAs are a lot to read again and again: sums first, which come with the values.
         for (Patience patience;;) {
           u32 wrong = 0;
-          over_shares([&](int, u64(&)[4], u64& sum, int, int its) { sum = lanes::peek(all + its); });
-          over_shares([&](int, u64(&)[4], u64& sum, int, int) { wrong |= tag_of(sum) ^ tag; });
-          if (all_right(wrong)) break;
-          if (patience.is_over()) search(wanted(OUTPUT), all, MIDDLE - ATTENDED);
-        }
-        for (Patience patience;;) {
-          u32 wrong = 0;
-          over_shares([&](int, u64(&of)[4], u64&, int i, int) {
-            lanes::peek_pair(all + i, of[0], of[1]), lanes::peek_pair(all + i + 8, of[2], of[3]);
+          over_shares([&](int, u64(&of)[4], u64& sum, int i, int its) {
+            lanes::peek_pair(all + i, of[0], of[1]), lanes::peek_pair(all + i + 8, of[2], of[3]), sum = lanes::peek(all + its);
           });
-          over_shares([&](int, u64(&of)[4], u64&, int, int) {
-            wrong |= (tag_of(of[0]) ^ tag) | (tag_of(of[1]) ^ tag) | (tag_of(of[2]) ^ tag) | (tag_of(of[3]) ^ tag);
+          over_shares([&](int, u64(&of)[4], u64& sum, int, int) {
+            wrong |= (tag_of(of[0]) ^ tag) | (tag_of(of[1]) ^ tag) | (tag_of(of[2]) ^ tag) | (tag_of(of[3]) ^ tag) | (tag_of(sum) ^ tag);
           });
           if (all_right(wrong)) break;
           if (patience.is_over()) search(wanted(OUTPUT), all, MIDDLE - ATTENDED);
@@ -178,21 +195,16 @@ struct StepRows : Tiles {
         each<ONCE, 4, 1>([&](int b, int j, int) {
           if (first + b >= DEEP) return;
           const float times = ts::rcp(total[b]);
-          x[first + b][e][j] = start + (first + b) * DEPTH < QUERY ? Element::pack(merged[b][2 * j] * times, merged[b][2 * j + 1] * times) : 0;
+          x[first + b][e][j] = is_there<OUTPUT>(at, first + b) ? Element::pack(merged[b][2 * j] * times, merged[b][2 * j + 1] * times) : 0;
         });
       }
   }
   template <int STAGE>
   TS_DEV void load(int at, Given<STAGE>& x) const {
     if (STAGE != PROJECT || layer > 0) return gather<STAGE>(at, x);
-#pragma unroll
-    for (int k = 0; k < chunk(STAGE) / DEPTH; ++k)
-#pragma unroll
-      for (int e = 0; e < EIGHTS; ++e) {
-        const int c = column<STAGE>(at, k);
-        x[k][e][0] = x[k][e][1] = x[k][e][2] = x[k][e][3] = 0;
-        if (c < WIDTH) lanes::load128(p.row + (sequence(e) * (long long)WIDTH + c) * 2, x[k][e]);
-      }
+    each<chunk(STAGE) / DEPTH, EIGHTS, 4>([&](int k, int e, int j) {
+      x[k][e][j] = is_there<STAGE>(at, k) ? two_of<STAGE>(p.row + sequence(e) * (WIDTH * 2ll), at, k, j) : 0;
+    });
   }
 
   // ---- norms: of every piece the sum and the squares of what differs from its mean, or, of an RMSNorm, the squares
@@ -224,7 +236,7 @@ struct StepRows : Tiles {
       const float mean = sum * ts::rcp((float)length<STAGE>(at));
 #pragma unroll
       for (int k = 0; k < chunk(STAGE) / DEPTH; ++k)
-        if (column<STAGE>(at, k) < WIDTH)
+        if (is_there<STAGE>(at, k))
 #pragma unroll
           for (int j = 0; j < 4; ++j) {
             const float a = Element::low(x[k][e][j]) - mean, b = Element::high(x[k][e][j]) - mean;
@@ -274,16 +286,18 @@ struct StepRows : Tiles {
     const char* const biases = STAGE == HEAD ? p.norm_bias : STAGE == GATE ? l.middle_norm_bias : l.norm_bias;
 #pragma unroll
     for (int k = 0; k < chunk(STAGE) / DEPTH; ++k)
-      if (at * chunk(STAGE) + k * DEPTH < WIDTH) {
-        lanes::load128(weights + column<STAGE>(at, k) * 2, n.weights[k]);
-        if (LAYER_NORMS) lanes::load128(biases + column<STAGE>(at, k) * 2, n.biases[LAYER_NORMS ? k : 0]);
-      }
+      if (is_there<STAGE>(at, k))
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          n.weights[k][j] = two_of<STAGE>(weights, at, k, j);
+          if (LAYER_NORMS) n.biases[LAYER_NORMS ? k : 0][j] = two_of<STAGE>(biases, at, k, j);
+        }
   }
   template <int STAGE>
   TS_DEV void normalise(int at, Given<STAGE>& x, const NormWeights<STAGE>& n, const Pair (&norms)[EIGHTS]) const {
 #pragma unroll
     for (int k = 0; k < chunk(STAGE) / DEPTH; ++k)
-      if (at * chunk(STAGE) + k * DEPTH < WIDTH)
+      if (is_there<STAGE>(at, k))
 #pragma unroll
         for (int e = 0; e < EIGHTS; ++e)
 #pragma unroll
@@ -298,22 +312,26 @@ struct StepRows : Tiles {
   struct Place {  // of two sums of a thread
     int tile, sequence, row;
   };
+  struct Work {  // of a warp at the end of a tile, or of two: what its sums are added to
+    Place place, next;
+    bool mine, stores, two;
+    Pair given, given_next;
+  };
   TS_DEV u32 part(int half, int warp, int sequence) const {
     return base + SUMS_AT + buffer * SUMS_OF_TILE + ((half * WARPS + warp) * BATCH + sequence) * TILE * 4;
   }
-  TS_DEV void put_parts(int half, const float (&sums)[TALL][4]) const {
-#pragma unroll
-    for (int n = 0; n < 2 * TALL; ++n) {
-      const int s = n * 8 + lane / 4;
-      if (s < BATCH) lanes::put_pair(part(half, warp, s) + lane % 4 * 8, sums[n / 2][n % 2 * 2], sums[n / 2][n % 2 * 2 + 1]);
-    }
+  TS_DEV void put_parts(const Sums& sums, bool two) const {
+    each<EIGHTS, 2, 2>([&](int e, int half, int i) {
+      const int s = e * 8 + lane % 4 * 2 + i, n = half * 2 + i;
+      if (s < BATCH && (half == 0 || two)) put_float(part(half, warp, s) + lane / 4 * 4, CHAINS > 1 ? sums[0][e][n] + sums[CHAINS - 1][e][n] : sums[0][e][n]);
+    });
   }
   // Neighbours add the sums of some warps each.
-  TS_DEV Pair summed(int half, int sequence, int q) const {
+  TS_DEV Pair summed(int half, int sequence, int row) const {
     constexpr int OF_ONE = (WARPS + AT_ONCE - 1) / AT_ONCE;
     Pair sum = {0, 0};
 #pragma unroll
-    for (int w = 0; w < OF_ONE; ++w) sum = sum + get_pair(part(half, lane % AT_ONCE * OF_ONE + w, sequence) + q * 8);
+    for (int w = 0; w < OF_ONE; ++w) sum = sum + get_pair(part(half, lane % AT_ONCE * OF_ONE + w, sequence) + row * 4);
 #pragma unroll
     for (int far = 1; far < AT_ONCE; far *= 2) sum.a += lanes::across_team<AT_ONCE>(sum.a, far), sum.b += lanes::across_team<AT_ONCE>(sum.b, far);
     return sum;
@@ -327,21 +345,31 @@ struct StepRows : Tiles {
     delay(STAGE);
     constexpr int COUNT = chunks(STAGE), TILES = at_once(STAGE);
     constexpr bool NORMED = is_normed(STAGE), KEPT = is_kept(STAGE);  // each warp has one piece of a row: its values are loaded once
-    constexpr bool EARLY = chunk(STAGE) <= 128;  // a norm's weights are on their way while values are waited for
+    constexpr bool EARLY = chunk(STAGE) * EIGHTS <= 128;  // a norm's weights are on their way while values are waited for
     int later = warp;  // whose turn it is to put sums together goes round, so that no warp is always late
-    Given<STAGE> x;
+    const auto work_of = [&](int tile) {  // what sums are added to is on its way while values are waited for
+      const int worker = later * LANES + lane;
+      const bool mine = worker < BATCH * 4 * AT_ONCE, stores = mine && lane % AT_ONCE == 0, two = TILES > 1 && tile + step(STAGE) < tiles(STAGE);
+      Work w = {{tile, worker / (4 * AT_ONCE), tile * TILE + worker / AT_ONCE % 4 * 2}, {}, mine, stores, two, {0, 0}, {0, 0}};
+      w.next = {tile + step(STAGE), w.place.sequence, w.place.row + step(STAGE) * TILE};
+      if (stores) w.given = before(w.place);
+      if (stores && two) w.given_next = before(w.next);
+      return w;
+    };
+    Work work = work_of(first_tile(STAGE));
+    Given<STAGE> x = {};  // not what an earlier stage left, which would take registers all the while
     Pair norms[EIGHTS];
-    NormWeights<STAGE> norm;
+    NormWeights<STAGE> norm = {};
     if constexpr (NORMED && LAYER_NORMS) {
       for (int at = warp; at < COUNT; at += WARPS) load<STAGE>(at, x), measure<STAGE>(at, x);
       mark(STAGE, 1);
-      if (KEPT && warp < COUNT) load_norm<STAGE>(warp, norm);
+      if (KEPT && is_piece<STAGE>(warp)) load_norm<STAGE>(warp, norm);
       settle_norms<STAGE>(norms);
-      if (KEPT && warp < COUNT) normalise<STAGE>(warp, x, norm, norms);
+      if (KEPT && is_piece<STAGE>(warp)) normalise<STAGE>(warp, x, norm, norms);
     } else {
 #pragma unroll
       for (int e = 0; e < EIGHTS; ++e) norms[e] = {0, 1};
-      if (KEPT && warp < COUNT) {
+      if (KEPT && is_piece<STAGE>(warp)) {
         if constexpr (NORMED && EARLY) load_norm<STAGE>(warp, norm);
         load<STAGE>(warp, x);
         if constexpr (NORMED) measure<STAGE>(warp, x);
@@ -351,37 +379,35 @@ struct StepRows : Tiles {
       mark(STAGE, 1);
     }
 #pragma unroll 1
-    for (int tile = first_tile(STAGE); tile < tiles(STAGE); tile += TILES * step(STAGE)) {
-      const int worker = later * LANES + lane, q = worker / AT_ONCE % 4;
-      const bool mine = worker < BATCH * 4 * AT_ONCE, stores = mine && lane % AT_ONCE == 0, two = TILES > 1 && tile + step(STAGE) < tiles(STAGE);
-      const Place place = {tile, worker / (4 * AT_ONCE), tile * TILE + q * 2};
-      const Place next = {tile + step(STAGE), place.sequence, place.row + step(STAGE) * TILE};
-      const Pair given = stores ? before(place) : Pair{0, 0}, given_next = stores && two ? before(next) : Pair{0, 0};
-      float sums[TALL][4] = {}, others[TALL][4] = {};  // others: of the other half, or of the next tile
+    for (;;) {
+      const bool both = halves(STAGE) > 1 || work.two;  // the other half, or the next tile
+      Sums sums = {};
 #pragma unroll 1
       for (int segment = 0; segment < segments(STAGE); ++segment) {
-        const int at = segment * WARPS + warp, count = at < COUNT ? length<STAGE>(at) : 0;
-        if (!KEPT && count > 0) {
+        const int at = segment * WARPS + warp;
+        if (!KEPT && is_piece<STAGE>(at)) {
           load<STAGE>(at, x);
           if constexpr (NORMED && !LAYER_NORMS)
-            if (tile == first_tile(STAGE)) measure<STAGE>(at, x);
+            if (work.place.tile == first_tile(STAGE)) measure<STAGE>(at, x);
           if constexpr (NORMED) load_norm<STAGE>(at, norm), normalise<STAGE>(at, x, norm, norms);
         }
-        piece<STAGE>(sums, x, count);
-        if (halves(STAGE) > 1 || two) piece<STAGE>(others, x, count);
+        piece<STAGE>(sums, x, at, both);
       }
       if (BUFFERS == 1) together();
-      put_parts(0, sums);
-      if (halves(STAGE) > 1 || two) put_parts(1, others);
+      put_parts(sums, both);
       together();
-      if (mine) {
-        const float by = NORMED && !LAYER_NORMS ? deviation<STAGE>(place.sequence) : 1.0f;
-        const Pair sum = summed(0, place.sequence, q) * by, other = halves(STAGE) > 1 || two ? summed(1, place.sequence, q) * by : Pair{0, 0};
-        if (stores) store(place, given + sum, other);
-        if (stores && two) store(next, given_next + other, Pair{0, 0});
+      if (work.mine) {
+        const int s = work.place.sequence, q = work.place.row % TILE;
+        const float by = NORMED && !LAYER_NORMS ? deviation<STAGE>(s) : 1.0f;
+        const Pair sum = summed(0, s, q) * by, other = both ? summed(1, s, q) * by : Pair{0, 0};
+        if (work.stores) store(work.place, work.given + sum, other);
+        if (work.stores && work.two) store(work.next, work.given_next + other, Pair{0, 0});
       }
       buffer = BUFFERS - 1 - buffer;
       later = later == 0 ? WARPS - 1 : later - 1;
+      const int next = work.place.tile + TILES * step(STAGE);
+      if (next >= tiles(STAGE)) break;
+      work = work_of(next);
     }
     mark(STAGE, 2);
   }

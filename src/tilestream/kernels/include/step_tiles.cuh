@@ -8,10 +8,12 @@ using Element = ts::bf16;
 constexpr int LANES = 32, THREADS = WARPS * LANES;  // that multiply; one more warp loads weights
 constexpr int TILE = 8, DEPTH = 32;                 // rows of a product that a CTA has at once; columns that a warp multiplies at once
 constexpr int UNDER_WAY = 4;                        // groups of four words of a lane
+constexpr int MOST_AGAIN = 32 << 10;                // bytes that a CTA may read again and again while it waits
 constexpr int QUERY = HEADS * FEATURES, KEYS = KEY_HEADS * FEATURES, QKV = QUERY + 2 * KEYS;
 constexpr int GROUP = HEADS / KEY_HEADS, OF_HEAD = (GROUP + 2) * FEATURES;  // queries, key, value of a head of keys
 constexpr int AT_ONCE = BATCH * 16 <= THREADS && WARPS % 4 == 0 ? 4 : BATCH * 8 <= THREADS && WARPS % 2 == 0 ? 2 : 1;  // threads that add
-constexpr int EIGHTS = (BATCH + 7) / 8, TALL = (EIGHTS + 1) / 2;             // of sequences; products of sixteen
+constexpr int EIGHTS = (BATCH + 7) / 8;                                      // of sequences
+constexpr int CHAINS = EIGHTS == 1 ? 2 : 1;                                  // of products that wait for each other
 enum { PROJECT, ATTEND, OUTPUT, GATE, DOWN, HEAD };                          // stages: five of a layer, and one
 enum { NO_POSITION = 16 };                                                   // in a record: the index is not one of the cache
 // ---- the table of stages: what each product has
@@ -24,10 +26,10 @@ TS_DEV constexpr int halves(int stage) { return GATED && stage == GATE ? 2 : 1; 
 TS_DEV constexpr int over(int n, int by) { return (n + by - 1) / by; }
 TS_DEV constexpr int chunk(int stage) { return over(columns(stage), WARPS * DEPTH * over(columns(stage), WARPS * CHUNK)) * DEPTH; }
 TS_DEV constexpr int chunks(int stage) { return over(columns(stage), chunk(stage)); }
-// A slot of the ring has a piece of every warp: eight rows of so many columns, of which two rows together meet no bank twice.
+// A slot of the ring has a piece of every warp: eight rows of so many columns, of which 16 bytes a row meet no bank twice.
 TS_DEV constexpr int segments(int stage) { return over(chunks(stage), WARPS); }
 TS_DEV constexpr int wide(int stage) { return columns(stage) < WARPS * chunk(stage) ? columns(stage) : WARPS * chunk(stage); }
-TS_DEV constexpr int pitch(int stage) { return wide(stage) * 2 + (wide(stage) * 2 % 128 ? 0 : 64); }
+TS_DEV constexpr int pitch(int stage) { return wide(stage) * 2 + 16; }
 // Words of a buffer. There are two, of even and of odd layers. A word is two values of a sequence's row, or one of PROJECTED; of
 // SUMS one is for eight columns of a share, so that lanes read words of their own.
 constexpr int ROW = 0, PROJECTED = ROW + BATCH * WIDTH / 2, ATTENDED = PROJECTED + BATCH * QKV,
@@ -49,9 +51,8 @@ static_assert(FEATURES % 64 == 0 && FEATURES <= 256 && GROUP <= 8 && BATCH * 4 *
 static_assert(WIDTH % DEPTH == 0 && HIDDEN % DEPTH == 0);
 constexpr float LOG2_E = 1.44269504f, NOTHING = -3.0e38f;  // below every score
 
-// Where word i of a row lies: of 32 columns, the first two words of each lane's four and then the others, so that a warp reads
-// whole sectors.
-TS_DEV int spot(int i) { return (i & ~15) | (i & 2) << 2 | (i >> 1 & 6) | (i & 1); }
+// Where word i of a row lies: of 16 columns, each lane's first word and its second, which it reads together.
+TS_DEV int spot(int i) { return (i & ~7) | (i & 3) << 1 | (i >> 2 & 1); }
 TS_DEV u32 tag_of(u64 v) { return (u32)(v >> 32); }
 TS_DEV float value_of(u64 v) { return ts::float_of((u32)v); }
 TS_DEV void store_word(u64* p, u32 bits, u32 tag) { lanes::post(p, (u64)tag << 32 | bits); }
@@ -93,11 +94,14 @@ struct Wanted {
   int stage, layer;
 };
 // Somebody has waited for too long: the first word that is missing is told, or the last one, which has come since.
-[[noreturn]] TS_APART void search(Wanted w, const u64* from, int count) {
+TS_APART void give_up(Wanted w, const u64* from, int count) {
   int i = 0;
   while (i + 1 < count && tag_of(lanes::peek(from + i)) == w.tag) ++i;
   lanes::give_up(w.record, w.stage, w.layer << 16 | lanes::block(), i, tag_of(lanes::peek(from + i)));
-  __builtin_unreachable();
+}
+[[noreturn]] TS_DEV void search(Wanted w, const u64* from, int count) {
+  give_up(w, from, count);
+  lanes::stop();
 }
 // How long something was tried.
 struct Patience {
@@ -161,9 +165,9 @@ struct Tiles {
     s.row = ((long long)s.sequence * KEY_HEADS + s.head) * POSITIONS;
     return s;
   }
-  // Tiles that have the same values when they come: two, where those are not kept for all.
   TS_DEV static constexpr bool is_kept(int stage) { return chunks(stage) <= WARPS; }
-  TS_DEV static constexpr int at_once(int stage) { return is_kept(stage) || halves(stage) > 1 ? 1 : 2; }
+  // Tiles whose sums warps put together at once: fewer waits for each other, and fewer gathers where values are not kept.
+  TS_DEV static constexpr int at_once(int stage) { return halves(stage) > 1 ? 1 : 2; }
   // The same of three parts that lie apart, and the row there.
   TS_DEV const char* of_three(int tile, const char* query, const char* key, const char* value, int& row) const {
     const int head = head_of(tile), first = within(tile);

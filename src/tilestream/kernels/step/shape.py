@@ -84,9 +84,8 @@ class Shape:
         return -(-width // (self.warps * each * DEPTH)) * DEPTH
 
     def pitch(self, width: int) -> int:
-        """Bytes of a row of a slot, which has a piece of every warp: two rows together meet no bank twice."""
-        row = 2 * min(width, self.warps * self.columns(width))
-        return row + (0 if row % 128 else 64)
+        """Bytes of a row of a slot, which has a piece of every warp: 16 bytes of eight rows meet no bank twice."""
+        return 2 * min(width, self.warps * self.columns(width)) + 16
 
     @property
     def slot_bytes(self) -> int:
