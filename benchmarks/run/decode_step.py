@@ -1,7 +1,7 @@
 """A decode step of whole models as one kernel: checked, then timed against eager and Inductor.
 
     python -m benchmarks.run.decode_step --json FILE                the four models, 512 positions, batch 1
-    python -m benchmarks.run.decode_step --only qwen3-0.6b --batch 32 --kernels
+    python -m benchmarks.run.decode_step --only qwen3-0.6b --batch 32
     python -m benchmarks.run.decode_step --only smollm-135m --kernels  the kernel alone, checked and timed
     python -m benchmarks.run.decode_step --generate                 64 tokens by transformers' generate, too
     python -m benchmarks.run.decode_step --only --recurrent         RWKV-4 169M, which no kernel of a step computes yet
@@ -31,7 +31,7 @@ from typing import Any
 import torch
 
 from benchmarks.lib.recurrent_decoders import RecurrentDecoder
-from benchmarks.lib.static_decoders import Decoder
+from benchmarks.lib.static_decoders import Decoder, Gpt2Decoder
 from tilestream.bench.environment import environment
 from tilestream.devices import H200
 from tilestream.graph.decode import STEP
@@ -178,17 +178,20 @@ def generated(s: Shape, kernel_us: float | None, device: str = "cuda", tokens: i
     return rows
 
 
-def model_of(s: Shape) -> Decoder:
+def model_of(s: Shape) -> Decoder | Gpt2Decoder:
     torch.manual_seed(0)
-    sizes = {n: v for n, v in asdict(s).items() if n not in ("head_norms", "masked", "warps", "batch", "gpt2")}
+    sizes: dict[str, Any] = {n: v for n, v in asdict(s).items() if n not in ("head_norms", "masked", "warps", "gpt2")}
     with torch.device("cuda"):
-        made = Decoder(**sizes, norms=s.head_norms).bfloat16().eval()
+        if s.gpt2:
+            made = Gpt2Decoder(**{n: v for n, v in sizes.items() if n not in ("key_heads", "features")})
+        else:
+            made = Decoder(**sizes, norms=s.head_norms)
     for layer in made.layers:
         layer.length.fill_(PLACE)  # pyright: ignore
-    return made
+    return made.bfloat16().eval()
 
 
-def lengths_of(module: Decoder) -> list[torch.Tensor]:
+def lengths_of(module: Decoder | Gpt2Decoder) -> list[torch.Tensor]:
     return [layer.length for layer in module.layers]  # pyright: ignore
 
 
@@ -235,7 +238,7 @@ def main() -> None:
     wanted = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     wanted.add_argument("--only", nargs="*", default=list(MODELS))
     wanted.add_argument("--steps", type=int, default=10_000, help="with delays")
-    wanted.add_argument("--batch", type=int, default=1, help="of sequences; several: the kernel alone")
+    wanted.add_argument("--batch", type=int, default=1, help="of sequences")
     wanted.add_argument("--kernels", action="store_true", help="the kernels alone")
     wanted.add_argument("--generate", action="store_true", help="tokens by transformers, too")
     wanted.add_argument("--recurrent", action="store_true", help="the recurrent decoder too")
@@ -265,9 +268,8 @@ def main() -> None:
             with torch.no_grad():
                 found[name]["kernel"] = checked(s, given.steps)
                 print(name, json.dumps(found[name]), flush=True)
-                alone = given.kernels or s.gpt2 or s.batch > 1  # the decoder that is timed is Llama's, of one sequence
-                module = None if alone else model_of(s)
-                ids = torch.tensor([[5]], device="cuda")
+                module = None if given.kernels else model_of(s)
+                ids = torch.arange(5, 5 + s.batch, device="cuda")[:, None]
                 found[name]["arms"] = timed(module, ids, lengths_of(module)) if module else []
                 if given.generate and not (s.gpt2 or s.batch > 1):
                     found[name]["generate"] = generated(s, found[name]["kernel"]["kernel_us"])

@@ -12,7 +12,7 @@ from torch import Tensor, fx, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
-from benchmarks.lib.static_decoders import Decoder
+from benchmarks.lib.static_decoders import Decoder, Gpt2Decoder
 from tilestream.cuda import cache
 from tilestream.devices import H200
 from tilestream.graph.capture import capture
@@ -56,13 +56,25 @@ def error(got: Tensor, want: Tensor) -> float:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("given", [{}, {"norms": True}, {"layers": 1, "heads": 2}, {"heads": 6, "key_heads": 2}])
-def test_tokens_of_a_model(given: dict[str, Any], compiled_graphs: list[Any]) -> None:
-    ours = model(**given)
+@pytest.mark.parametrize(
+    ("kind", "given"),
+    [
+        (Decoder, {}),
+        (Decoder, {"norms": True}),
+        (Decoder, {"layers": 1, "heads": 2}),
+        (Decoder, {"heads": 6, "key_heads": 2}),
+        (Decoder, {"batch": 3}),
+        (Gpt2Decoder, {}),
+        (Gpt2Decoder, {"batch": 2}),
+    ],
+)
+def test_tokens_of_a_model(kind: type[nn.Module], given: dict[str, Any], compiled_graphs: list[Any]) -> None:
+    torch.manual_seed(0)
+    ours: Any = kind(**given).bfloat16().eval()
     eager, exact = copy.deepcopy(ours), copy.deepcopy(ours).double()
     call = compiled(ours)
     for n in range(4):
-        ids = torch.tensor([[3 * n + 1]])
+        ids = torch.tensor([[3 * n + 1 + s] for s in range(given.get("batch", 1))])
         got, plain, want = call(ids), eager(ids), exact(ids)
         assert error(got, want) <= 2 * error(plain, want) + 1e-4
     assert is_step(compiled_graphs)

@@ -31,12 +31,17 @@ struct Step : StepRows {
   struct Angles {
     float cos[OF_LANE], sin[OF_LANE];
   };
-  // A head of a query or a key: its norm, its rotation; each lane has elements lane, lane + 32, ...
-  TS_DEV void turn_head(float (&v)[OF_LANE], const Angles& angles, const char* weights) const {
-#if HEAD_NORMS
-    float squares = 0, w[OF_LANE];
+  // The weights of a head's norm, which are on their way while the head is waited for.
+  TS_DEV void load_head_norm(float (&w)[OF_LANE], const char* weights) const {
 #pragma unroll
-    for (int j = 0; j < OF_LANE; ++j) squares += v[j] * v[j], w[j] = single(weights, lane + j * LANES);
+    for (int j = 0; j < OF_LANE && HEAD_NORMS; ++j) w[j] = single(weights, lane + j * LANES);
+  }
+  // A head of a query or a key: its norm, its rotation; each lane has elements lane, lane + 32, ...
+  TS_DEV void turn_head(float (&v)[OF_LANE], const Angles& angles, const float (&w)[OF_LANE]) const {
+#if HEAD_NORMS
+    float squares = 0;
+#pragma unroll
+    for (int j = 0; j < OF_LANE; ++j) squares += v[j] * v[j];
     const float rstd = ts::rsqrt_(over_lanes(squares) * (1.0f / FEATURES) + p.head_eps);
 #pragma unroll
     for (int j = 0; j < OF_LANE; ++j) v[j] *= rstd * w[j];
@@ -87,11 +92,13 @@ struct Step : StepRows {
 #pragma unroll 1
     for (int h = warp; h < GROUP + 2; h += WARPS) {
       u64 come[OF_LANE];
+      float norm[OF_LANE] = {};
+      load_head_norm(norm, h < GROUP ? l.query_norm : l.key_norm);
       waited(come, from + h * FEATURES + lane, wanted(ATTEND));
       float v[OF_LANE];
 #pragma unroll
       for (int j = 0; j < OF_LANE; ++j) v[j] = value_of(come[j]);
-      if (h <= GROUP) turn_head(v, angles, h == GROUP ? l.key_norm : l.query_norm);
+      if (h <= GROUP) turn_head(v, angles, norm);
       char* const to = h < GROUP || !owns ? nullptr : (h == GROUP ? l.keys : l.values) + mine;
 #pragma unroll
       for (int j = 0; j < OF_LANE; ++j) {

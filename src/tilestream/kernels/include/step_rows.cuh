@@ -120,21 +120,6 @@ struct StepRows : Tiles {
       });
     }
   }
-  // Shares of all CTAs may be a lot to read again and again: their sums first, which come with the values.
-  template <int SEQUENCES>
-  TS_DEV void await_sums(int at, int first_share, const u64* all) const {
-    constexpr int APART = 8 / SEQUENCES, SHARES = over(SPLITS, APART), DEEP = chunk(OUTPUT) / DEPTH;
-    for (Patience patience;;) {
-      u32 wrong = 0;
-      each<EIGHTS, SHARES, DEEP>([&](int e, int n, int k) {
-        const int own = e * 8 + lane / 4 % SEQUENCES, share = n * APART + first_share;
-        if (is_there<OUTPUT>(at, k) && share < SPLITS)
-          wrong |= tag_of(lanes::peek(all + SUMS - ATTENDED + ((share * BATCH + (own < BATCH ? own : BATCH - 1)) * QUERY + at * chunk(OUTPUT) + k * DEPTH + lane % 4 * 8) / 8)) ^ tag;
-      });
-      if (all_right(wrong)) return;
-      if (patience.is_over()) search(wanted(OUTPUT), all, MIDDLE - ATTENDED);
-    }
-  }
   // What attention has made of a row: its shares are put together. Lanes that have no sequence of their own take shares.
   TS_DEV void merge(int at, Given<OUTPUT>& x) const {
     constexpr int SEQUENCES = BATCH > 4 ? 8 : BATCH > 2 ? 4 : BATCH;  // of eight rows of lanes
@@ -142,7 +127,6 @@ struct StepRows : Tiles {
     constexpr int LOADS = UNDER_WAY / SHARES, ONCE = LOADS < 1 ? 1 : LOADS < DEEP ? LOADS : DEEP;
     const int start = at * chunk(OUTPUT), first_share = lane / 4 / SEQUENCES;
     const u64* const all = words(layer, ATTENDED);
-    if (SPLITS * BATCH * QUERY * 4 > MOST_AGAIN) await_sums<SEQUENCES>(at, first_share, all);
 #pragma unroll
     for (int e = 0; e < EIGHTS; ++e)
 #pragma unroll

@@ -8,7 +8,6 @@ using Element = ts::bf16;
 constexpr int LANES = 32, THREADS = WARPS * LANES;  // that multiply; one more warp loads weights
 constexpr int TILE = 8, DEPTH = 32;                 // rows of a product that a CTA has at once; columns that a warp multiplies at once
 constexpr int UNDER_WAY = 4;                        // groups of four words of a lane
-constexpr int MOST_AGAIN = 32 << 10;                // bytes that a CTA may read again and again while it waits
 constexpr int QUERY = HEADS * FEATURES, KEYS = KEY_HEADS * FEATURES, QKV = QUERY + 2 * KEYS;
 constexpr int GROUP = HEADS / KEY_HEADS, OF_HEAD = (GROUP + 2) * FEATURES;  // queries, key, value of a head of keys
 constexpr int AT_ONCE = BATCH * 16 <= THREADS && WARPS % 4 == 0 ? 4 : BATCH * 8 <= THREADS && WARPS % 2 == 0 ? 2 : 1;  // threads that add
