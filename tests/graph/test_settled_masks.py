@@ -18,6 +18,7 @@ from tilestream.options import Options
 from tilestream.plan.analyse import analyse
 
 BATCH, HEADS, TOKENS, FEATURES = 2, 4, 24, 16
+LOG2_E = 1.44269504
 Run = Callable[..., Tensor]
 
 
@@ -145,6 +146,57 @@ def test_in_training_empty_rows_have_gradients(kind: str) -> None:
     theirs = torch.autograd.grad(run(*wide, mask.double() if kind == "bias" else mask).sum(), wide)
     for one, other in zip(mine, theirs, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
+
+
+class Fused(torch.autograd.Function):
+    """As a fused kernel: scores times log2(e) in float32, of which it keeps the logarithm of a row's sum."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Tensor:
+        scores = (q @ k.mT * scale + mask).float() * LOG2_E
+        most = scores.amax(-1, keepdim=True)
+        kept = most + (scores - most).exp2().sum(-1, keepdim=True).log2()
+        weights = (scores - most).exp2()
+        ctx.save_for_backward(q, k, v, scores, kept)
+        ctx.scale = scale
+        return weights / weights.sum(-1, keepdim=True) @ v
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        q, k, v, scores, kept = ctx.saved_tensors
+        (out,) = grads
+        weights = (scores - kept).exp2()
+        of_weights = out @ v.mT
+        of_scores = weights * (of_weights - (weights * of_weights).sum(-1, keepdim=True)) * ctx.scale
+        return of_scores @ k, of_scores.mT @ q, weights.mT @ out, None, None
+
+
+def fused(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor, scale: float = 1.0) -> Tensor:
+    return Fused.apply(q, k, v, attn_mask, scale)  # pyright: ignore
+
+
+def test_in_training_rows_of_large_numbers_are_means_for_a_fused_kernel() -> None:
+    """Its weights are found from the logarithm of a row's sum, which large numbers absorb."""
+    bias = torch.randn(TOKENS, TOKENS, HEADS)
+    bias[3], bias[4], bias[5, :9] = float("-inf"), torch.finfo(torch.bfloat16).min, float("-inf")
+    bias[6, :5], bias[6, 5:] = float("-inf"), torch.finfo(torch.bfloat16).min
+    gm, _ = settled(biased, *(x.requires_grad_() for x in operands()), bias.bfloat16())
+    (node,) = attentions(gm)
+    node.target = fused
+    gm.recompile()
+    rows = torch.arange(TOKENS)[:, None]
+    empty, mean = rows == 3, (rows == 4) | (rows == 6)
+    given, (q, k, v) = ([x.to(dtype).requires_grad_() for x in operands()] for dtype in (torch.float32, torch.float64))
+    # Written out: PyTorch's kernel for CPUs is a fused one as well.
+    weights = (q @ k.mT + bias.double().permute(2, 0, 1).masked_fill(empty, 0)).softmax(-1)
+    got, want = called(gm, biased, [*given, bias.float()])[0], (weights @ v).masked_fill(empty, 0)
+    torch.testing.assert_close(got, want.float(), rtol=1e-4, atol=1e-4)
+    factor = torch.randn(want.shape)
+    mine = torch.autograd.grad((got * factor).sum(), given)
+    values = torch.autograd.grad((want * factor).sum(), v, retain_graph=True)
+    others = torch.autograd.grad((want * factor).masked_fill(mean, 0).sum(), (q, k))  # a mean depends on neither
+    for one, other in zip(mine, [*others, *values], strict=True):
+        torch.testing.assert_close(one, other.float(), rtol=1e-3, atol=1e-3)
 
 
 def by_query_then_written(q: Tensor, k: Tensor, v: Tensor, kept: Tensor) -> Tensor:

@@ -79,7 +79,7 @@ def settle_masks(gm: fx.GraphModule) -> int:
                 copies[kind] = _copied(node, mask, fake, query.dtype)
             _give(node, copies[kind])
             if any((x := _fake(n)) is not None and x.requires_grad for n in node.all_input_nodes):
-                _clear_empty_rows(node, mask, fake)
+                _clear_empty_rows(node, fake.dtype is torch.bool)
         made += 1
     if made:
         graph.eliminate_dead_code(_is_impure)
@@ -122,14 +122,26 @@ def _copied(attention: fx.Node, mask: fx.Node, fake: Tensor, dtype: torch.dtype)
     return made[-1]
 
 
-def _clear_empty_rows(attention: fx.Node, mask: fx.Node, fake: Tensor) -> None:
-    """In training, let a row without a pair be the mean of values for the kernel, and zero for all others: what it
-    makes of minus infinity alone is no gradient."""
+def _clear_empty_rows(attention: fx.Node, is_boolean: bool) -> None:
+    """In training, let a row without a pair be zero, and one of large negative numbers the mean of values, in a way in
+    which a fused kernel finds gradients.
+
+    Such a kernel keeps one number a row, the logarithm of its sum, and has weights from it again. Of minus infinity
+    alone it makes no number; of large ones it loses the logarithm of how many there are, and each weight is one. So a
+    row of large numbers is moved up to zero, and its query is zero. A mean depends on no query and no key: unlike where
+    PyTorch multiplies, they get no gradient of it.
+    """
     graph: Any = attention.graph
     added = attention.kwargs["attn_mask"]
+    query, *others = attention.args
     with graph.inserting_before(attention):
-        kept = mask if fake.dtype is torch.bool else graph.call_function(operator.gt, (mask, float("-inf")))
-        some = graph.call_method("any", (kept,), {"dim": -1, "keepdim": True})
+        top = graph.call_function(torch.amax, (graph.call_method("detach", (added,)), -1, True))
+        some = graph.call_function(operator.gt, (top, float("-inf")))
+        if not is_boolean:
+            far = graph.call_function(operator.le, (top, FARTHEST))
+            moved = graph.call_function(torch.where, (graph.call_function(operator.and_, (far, some)), top, 0.0))
+            added = graph.call_function(operator.sub, (added, moved))
+            attention.args = (graph.call_function(torch.where, (far, 0.0, query)), *others)
         finite = graph.call_function(torch.clamp, (added,), {"min": FARTHEST})
     with graph.inserting_after(attention):
         cleared = graph.call_function(torch.where, (some, attention, 0.0))
