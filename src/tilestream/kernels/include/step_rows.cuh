@@ -211,21 +211,14 @@ struct StepRows : Tiles {
     for (int e = 0; e < EIGHTS; ++e) {
       float sum = 0, squares = 0;
       if (LAYER_NORMS) {
-#pragma unroll
-        for (int k = 0; k < chunk(STAGE) / DEPTH; ++k)
-#pragma unroll
-          for (int j = 0; j < 4; ++j) sum += Element::low(x[k][e][j]) + Element::high(x[k][e][j]);
+        each<chunk(STAGE) / DEPTH, 4, 1>([&](int k, int j, int) { sum += Element::low(x[k][e][j]) + Element::high(x[k][e][j]); });
         sum = over_team(sum);
       }
       const float mean = sum * ts::rcp((float)length<STAGE>(at));
-#pragma unroll
-      for (int k = 0; k < chunk(STAGE) / DEPTH; ++k)
-        if (is_there<STAGE>(at, k))
-#pragma unroll
-          for (int j = 0; j < 4; ++j) {
-            const float a = Element::low(x[k][e][j]) - mean, b = Element::high(x[k][e][j]) - mean;
-            squares += a * a + b * b;
-          }
+      each<chunk(STAGE) / DEPTH, 4, 1>([&](int k, int j, int) {
+        const float a = Element::low(x[k][e][j]) - mean, b = Element::high(x[k][e][j]) - mean;
+        if (is_there<STAGE>(at, k)) squares += a * a + b * b;
+      });
       squares = over_team(squares);
       const int s = e * 8 + lane / 4;
       if (lane % 4 == 0 && s < BATCH) lanes::put_pair(moments<STAGE>(s) + at * BATCH * 8, sum, squares);
@@ -268,28 +261,20 @@ struct StepRows : Tiles {
     const StepLayer& l = p.layers[STAGE == HEAD ? 0 : layer];
     const char* const weights = STAGE == HEAD ? p.norm : STAGE == GATE ? l.middle_norm : l.norm;
     const char* const biases = STAGE == HEAD ? p.norm_bias : STAGE == GATE ? l.middle_norm_bias : l.norm_bias;
-#pragma unroll
-    for (int k = 0; k < chunk(STAGE) / DEPTH; ++k)
-      if (is_there<STAGE>(at, k))
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          n.weights[k][j] = two_of<STAGE>(weights, at, k, j);
-          if (LAYER_NORMS) n.biases[LAYER_NORMS ? k : 0][j] = two_of<STAGE>(biases, at, k, j);
-        }
+    each<chunk(STAGE) / DEPTH, 4, 1>([&](int k, int j, int) {
+      if (!is_there<STAGE>(at, k)) return;
+      n.weights[k][j] = two_of<STAGE>(weights, at, k, j);
+      if (LAYER_NORMS) n.biases[LAYER_NORMS ? k : 0][j] = two_of<STAGE>(biases, at, k, j);
+    });
   }
   template <int STAGE>
   TS_DEV void normalise(int at, Given<STAGE>& x, const NormWeights<STAGE>& n, const Pair (&norms)[EIGHTS]) const {
-#pragma unroll
-    for (int k = 0; k < chunk(STAGE) / DEPTH; ++k)
-      if (is_there<STAGE>(at, k))
-#pragma unroll
-        for (int e = 0; e < EIGHTS; ++e)
-#pragma unroll
-          for (int j = 0; j < 4; ++j) {
-            const u32 w = n.weights[k][j], added = LAYER_NORMS ? n.biases[LAYER_NORMS ? k : 0][j] : 0;
-            const float a = (Element::low(x[k][e][j]) - norms[e].a) * norms[e].b, b = (Element::high(x[k][e][j]) - norms[e].a) * norms[e].b;
-            x[k][e][j] = Element::pack(a * Element::low(w) + Element::low(added), b * Element::high(w) + Element::high(added));
-          }
+    each<chunk(STAGE) / DEPTH, EIGHTS, 4>([&](int k, int e, int j) {
+      if (!is_there<STAGE>(at, k)) return;
+      const u32 w = n.weights[k][j], added = LAYER_NORMS ? n.biases[LAYER_NORMS ? k : 0][j] : 0;
+      const float a = (Element::low(x[k][e][j]) - norms[e].a) * norms[e].b, b = (Element::high(x[k][e][j]) - norms[e].a) * norms[e].b;
+      x[k][e][j] = Element::pack(a * Element::low(w) + Element::low(added), b * Element::high(w) + Element::high(added));
+    });
   }
 
   // ---- a stage: its tiles one after the other, each by all warps, whose sums are put together in one order
