@@ -22,6 +22,7 @@ def operand_copy(names: Names, step: Step) -> list[str]:
                 "in.wait_full();",
                 "const u32 a = in.addr();",
                 f"pack_chunk<T>({slot}, c, a);",
+                "fence_async_shared();  // the loads come before the copy that takes the slot's place",
                 "in.advance(); in.release();",
             ]
             lines += loop("c", chunks, turn)
