@@ -11,7 +11,7 @@ from decode_steps import made_up, on_host
 
 from tilestream.cuda.compile import compile_text
 from tilestream.cuda.host.build import HostRace, HostRun, Mutation
-from tilestream.errors import CompileError, InputError, QueueTimeout
+from tilestream.errors import CompileError, InputError, QueueTimeout, TilestreamError
 from tilestream.kernels.step.kernel import NAME, StepKernel
 from tilestream.kernels.step.shape import Shape
 
@@ -92,6 +92,16 @@ def test_a_race_between_ctas_is_seen() -> None:
     plain = Mutation("step.cuh", "lanes::post(length, lanes::peek(length) + 1);", "++*length;")
     with pytest.raises(HostRace, match="step.cuh"):
         on_host(made_up(shape, place), StepKernel(shape), 3, HostRun(sanitize=True, mutations=(plain,)))
+
+
+@gxx
+def test_a_slot_that_is_freed_without_a_fence_is_seen() -> None:
+    """An arrival does not wait for loads in front of it: the next copy may come before them."""
+    shape, place = CASES["no mask"]
+    given = made_up(replace(shape, layers=4), place)
+    bare = Mutation("step_rows.cuh", "    lanes::fence_copies();\n", "")
+    with pytest.raises(TilestreamError, match="no fence is between them"):
+        on_host(given, StepKernel(replace(shape, layers=4)), 3, HostRun(mutations=(bare,)))
 
 
 @gxx

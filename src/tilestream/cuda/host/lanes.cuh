@@ -82,8 +82,13 @@ struct Bar {
     while ((phase & 1) == parity) fibers::wait_in(waiting);
   }
 };
+struct Read {  // of 16 bytes of shared memory, the last: who, and how often it had put a fence in front of copies by then
+  const struct Lane* by = nullptr;
+  u32 fences = 0;
+};
 struct Cta {
   int block;
+  std::vector<Read> reads;
   char* shared;
   std::vector<Warp> warps;
   Meeting everybody, some;
@@ -92,7 +97,7 @@ struct Cta {
 struct Lane : fibers::Fiber {
   Cta* cta;
   int thread;
-  u32 turn = 0, team_turn = 0;
+  u32 turn = 0, team_turn = 0, fences = 0;
   u64 clock_ns = 0;
   Copies copies;
 };
@@ -109,6 +114,14 @@ inline char* at(u32 address, u32 bytes) {
     std::_Exit(42);
   }
   return cta().shared + address;
+}
+
+// A bulk copy may come before a load from its place that no fence follows, on a GPU: here such a copy is an error.
+TS_UNWATCHED void read(u32 address) { cta().reads[address / 16] = {&self(), self().fences}; }
+TS_UNWATCHED void check_read(u32 address) {
+  Read& last = cta().reads[address / 16];
+  if (last.by && last.by->fences == last.fences) ts_host::trap("a bulk copy may come before a load from its place: no fence is between them");
+  last.by = nullptr;
 }
 
 // All lanes' `count` words, as a function of lane and word.
@@ -174,7 +187,9 @@ TS_DEV void renew(int&) {}
 // ---- shared memory
 template <class V>
 TS_DEV V get(u32 at) {
-  return *(const V*)lanes_host::at(at, sizeof(V));
+  const char* const place = lanes_host::at(at, sizeof(V));
+  lanes_host::read(at);
+  return *(const V*)place;
 }
 TS_DEV void put32(u32 at, u32 v) { *(u32*)lanes_host::at(at, 4) = v; }
 TS_DEV void put_pair(u32 at, float a, float b) {
@@ -258,7 +273,7 @@ TS_DEV void arrive(u32 bar) {
 }
 TS_DEV void ask(u32 to, const void* from, u32 bytes, u32 bar) {
   if ((u64)from % 16 || bytes % 16) ts_host::trap("a bulk copy is not aligned");
-  for (u32 k = 0; k < bytes; k += 16) std::memset(lanes_host::at(to + k, 16), 0xff, 16);
+  for (u32 k = 0; k < bytes; k += 16) lanes_host::check_read(to + k), std::memset(lanes_host::at(to + k, 16), 0xff, 16);
   bar_at(bar).coming.add({to, from, bytes});
   arrive(bar);
 }
@@ -273,7 +288,7 @@ TS_DEV void await(u32 bar, u32 parity) {
   b.coming.happen(lanes_host::cta().shared);
   b.passed.fetch_add(1, std::memory_order_acq_rel);
 }
-TS_DEV void fence_copies() {}  // a load here has happened
+TS_DEV void fence_copies() { ++lanes_host::self().fences; }
 
 // ---- fragments
 TS_DEV u32 pair_of(u32 low, u32 high) { return low | high << 16; }

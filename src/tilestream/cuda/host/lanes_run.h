@@ -45,7 +45,7 @@ void launch(void (*kernel)(const P), const P& params, int count, int threads, u3
     for (int b = 0; b < at_once; ++b) {
       auto& cta = ctas[b];
       cta.block = first + b, cta.shared = shared + (u64)b * room;
-      cta.warps = std::vector<Warp>(threads / 32);
+      cta.warps = std::vector<Warp>(threads / 32), cta.reads = std::vector<Read>(room / 16);
       cta.everybody.count = (u32)threads;
       for (auto& warp : cta.warps) warp.ordered.count = warp.exchange.count = 32;
       for (int t = 0; t < threads; ++t) lanes[b * threads + t].cta = &cta, lanes[b * threads + t].thread = t;
