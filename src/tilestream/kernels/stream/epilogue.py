@@ -102,7 +102,7 @@ class Epilogue(Values):
                 lines.append(f"out.wait_empty(); const u32 {out} = out.addr(); out.advance();")
         lines += [f"Registers<u32, {2 * self._block_count}> {words};" for words in self.ahead.values()]
         lanes = ["const u32 t = TS_PASS_LANE;", *self._ahead(), *self._blocks(outs, guard)]
-        if self.staged or schedule.taken(phase):  # stores are seen by copies; loads come before those that take their place
+        if self.staged or schedule.taken(phase):  # copies see stores, and come behind loads of their place
             lanes.append("fence_async_shared();")
         maxima = [s for s in phase.sinks if s.kind == "maxima"]
         lines += [f"Registers<u32, 8> {_most(s)};" for s in maxima]
