@@ -63,16 +63,8 @@ def test_a_bag_is_one_region_without_a_sort() -> None:
 
 
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
-@pytest.mark.parametrize(
-    ("how", "dtype"),
-    [
-        ({}, torch.int32),
-        ({}, torch.int64),
-        ({"include_last_offset": True}, torch.int32),
-        ({"padding_idx": 3}, torch.int64),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("how", [{}, {"include_last_offset": True}, {"padding_idx": 3}], ids=str)
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
 def test_bags(mode: str, how: dict[str, Any], dtype: torch.dtype) -> None:
     module = Bag(mode, **how)
     inputs = bags(dtype, closed="include_last_offset" in how)
@@ -158,16 +150,9 @@ def test_bad_indices(index: int) -> None:
 
 
 @pytest.mark.parametrize("how", ["sum", "mean", "max", "min", "prod"])
-@pytest.mark.parametrize(
-    ("by", "initial", "dtype"),  # every two of them
-    [
-        ("lengths", None, torch.int32),
-        ("lengths", 0.25, torch.int64),
-        ("offsets", None, torch.int64),
-        ("offsets", 0.25, torch.int32),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("by", ["lengths", "offsets"])
+@pytest.mark.parametrize("initial", [None, 0.25])
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
 def test_segment_reduce(how: str, by: str, initial: float | None, dtype: torch.dtype) -> None:
     lengths = torch.tensor([3, 0, 70, 7, 0]).to(dtype)
     bounds = lengths if by == "lengths" else F.pad(lengths.cumsum(0, dtype=dtype), (1, 0))
