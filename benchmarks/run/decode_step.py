@@ -31,7 +31,7 @@ from typing import Any
 import torch
 
 from benchmarks.lib.recurrent_decoders import RecurrentDecoder
-from benchmarks.lib.static_decoders import Decoder, Gpt2Decoder
+from benchmarks.lib.static_decoders import Decoder, Gpt2Decoder, held_by
 from tilestream.bench.environment import environment
 from tilestream.devices import H200
 from tilestream.graph.decode import STEP
@@ -186,13 +186,13 @@ def model_of(s: Shape) -> Decoder | Gpt2Decoder:
             made = Gpt2Decoder(**{n: v for n, v in sizes.items() if n not in ("key_heads", "features")})
         else:
             made = Decoder(**sizes, norms=s.head_norms)
-    for layer in made.layers:
-        layer.length.fill_(PLACE)  # pyright: ignore
+    for length in lengths_of(made):
+        length.fill_(PLACE)
     return made.bfloat16().eval()
 
 
 def lengths_of(module: Decoder | Gpt2Decoder) -> list[torch.Tensor]:
-    return [layer.length for layer in module.layers]  # pyright: ignore
+    return [length for _, _, length in held_by(module.layers)]
 
 
 def timed(module: torch.nn.Module, ids: torch.Tensor, states: list[torch.Tensor]) -> list[dict[str, Any]]:

@@ -155,11 +155,11 @@ class Fused(torch.autograd.Function):
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Tensor:
         scores = (q @ k.mT * scale + mask).float() * LOG2_E
         most = scores.amax(-1, keepdim=True)
-        kept = most + (scores - most).exp2().sum(-1, keepdim=True).log2()
         weights = (scores - most).exp2()
-        ctx.save_for_backward(q, k, v, scores, kept)
+        total = weights.sum(-1, keepdim=True)
+        ctx.save_for_backward(q, k, v, scores, most + total.log2())
         ctx.scale = scale
-        return weights / weights.sum(-1, keepdim=True) @ v
+        return weights / total @ v
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:

@@ -37,9 +37,9 @@ def compiled_graphs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return seen
 
 
-def model(**given: Any) -> Decoder:
+def model(kind: type[nn.Module] = Decoder, **given: Any) -> Any:
     torch.manual_seed(0)
-    return Decoder(**given).bfloat16().eval()
+    return kind(**given).bfloat16().eval()
 
 
 def compiled(module: nn.Module, dynamic: bool | None = False) -> Any:
@@ -69,8 +69,7 @@ def error(got: Tensor, want: Tensor) -> float:
     ],
 )
 def test_tokens_of_a_model(kind: type[nn.Module], given: dict[str, Any], compiled_graphs: list[Any]) -> None:
-    torch.manual_seed(0)
-    ours: Any = kind(**given).bfloat16().eval()
+    ours = model(kind, **given)
     eager, exact = copy.deepcopy(ours), copy.deepcopy(ours).double()
     call = compiled(ours)
     for n in range(4):

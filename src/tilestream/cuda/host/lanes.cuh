@@ -117,11 +117,13 @@ inline char* at(u32 address, u32 bytes) {
 }
 
 // A bulk copy may come before a load from its place that no fence follows, on a GPU: here such a copy is an error.
-TS_UNWATCHED void read(u32 address) { cta().reads[address / 16] = {&self(), self().fences}; }
+TS_UNWATCHED const char* read(u32 address, u32 bytes) {
+  const char* const place = at(address, bytes);
+  return cta().reads[address / 16] = {&self(), self().fences}, place;
+}
 TS_UNWATCHED void check_read(u32 address) {
-  Read& last = cta().reads[address / 16];
+  const Read last = cta().reads[address / 16];
   if (last.by && last.by->fences == last.fences) ts_host::trap("a bulk copy may come before a load from its place: no fence is between them");
-  last.by = nullptr;
 }
 
 // All lanes' `count` words, as a function of lane and word.
@@ -187,9 +189,7 @@ TS_DEV void renew(int&) {}
 // ---- shared memory
 template <class V>
 TS_DEV V get(u32 at) {
-  const char* const place = lanes_host::at(at, sizeof(V));
-  lanes_host::read(at);
-  return *(const V*)place;
+  return *(const V*)lanes_host::read(at, sizeof(V));
 }
 TS_DEV void put32(u32 at, u32 v) { *(u32*)lanes_host::at(at, 4) = v; }
 TS_DEV void put_pair(u32 at, float a, float b) {
@@ -200,8 +200,7 @@ TS_DEV void put16(u32 at, u32 v) { *(u16*)lanes_host::at(at, 2) = (u16)v; }
 TS_DEV u32 get32(u32 at) { return get<u32>(at); }
 TS_DEV u32 get16(u32 at) { return get<u16>(at); }
 TS_DEV void get128(u32 at, u32 (&v)[4]) {
-  lanes_host::at(at, 16);
-  for (int k = 0; k < 4; ++k) v[k] = get<u32>(at + 4 * k);
+  std::memcpy(v, lanes_host::read(at, 16), 16);
 }
 TS_DEV void add32(u32 at, u32 v) { ((std::atomic<u32>*)lanes_host::at(at, 4))->fetch_add(v, lanes_host::relaxed); }
 TS_DEV void keep_smaller(u32 at, u32 v) {

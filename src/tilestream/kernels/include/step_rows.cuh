@@ -281,8 +281,10 @@ struct StepRows : Tiles {
   struct Place {  // of two sums of a thread
     int tile, sequence, row;
   };
+  // The same of this CTA's next tile, `far` tiles on.
+  TS_DEV static Place behind(const Place& at, int far) { return {at.tile + far, at.sequence, at.row + far * TILE}; }
   struct Work {  // of a warp at the end of a tile, or of two: what its sums are added to
-    Place place, next;
+    Place place;
     bool mine, stores, two;
     Pair given, given_next;
   };
@@ -319,10 +321,9 @@ struct StepRows : Tiles {
     const auto work_of = [&](int tile) {  // what sums are added to is on its way while values are waited for
       const int worker = later * LANES + lane;
       const bool mine = worker < BATCH * 4 * AT_ONCE, stores = mine && lane % AT_ONCE == 0, two = TILES > 1 && tile + step(STAGE) < tiles(STAGE);
-      Work w = {{tile, worker / (4 * AT_ONCE), tile * TILE + worker / AT_ONCE % 4 * 2}, {}, mine, stores, two, {0, 0}, {0, 0}};
-      w.next = {tile + step(STAGE), w.place.sequence, w.place.row + step(STAGE) * TILE};
+      Work w = {{tile, worker / (4 * AT_ONCE), tile * TILE + worker / AT_ONCE % 4 * 2}, mine, stores, two, {0, 0}, {0, 0}};
       if (stores) w.given = before(w.place);
-      if (stores && two) w.given_next = before(w.next);
+      if (stores && two) w.given_next = before(behind(w.place, step(STAGE)));
       return w;
     };
     Work work = work_of(first_tile(STAGE));
@@ -349,7 +350,7 @@ struct StepRows : Tiles {
     }
 #pragma unroll 1
     for (;;) {
-      const bool both = halves(STAGE) > 1 || work.two;  // the other half, or the next tile
+      const bool paired = halves(STAGE) > 1 || work.two;  // with the other half, or the next tile
       Sums sums = {};
 #pragma unroll 1
       for (int segment = 0; segment < segments(STAGE); ++segment) {
@@ -360,17 +361,17 @@ struct StepRows : Tiles {
             if (work.place.tile == first_tile(STAGE)) measure<STAGE>(at, x);
           if constexpr (NORMED) load_norm<STAGE>(at, norm), normalise<STAGE>(at, x, norm, norms);
         }
-        piece<STAGE>(sums, x, at, both);
+        piece<STAGE>(sums, x, at, paired);
       }
       if (BUFFERS == 1) together();
-      put_parts(sums, both);
+      put_parts(sums, paired);
       together();
       if (work.mine) {
         const int s = work.place.sequence, q = work.place.row % TILE;
         const float by = NORMED && !LAYER_NORMS ? deviation<STAGE>(s) : 1.0f;
-        const Pair sum = summed(0, s, q) * by, other = both ? summed(1, s, q) * by : Pair{0, 0};
+        const Pair sum = summed(0, s, q) * by, other = paired ? summed(1, s, q) * by : Pair{0, 0};
         if (work.stores) store(work.place, work.given + sum, other);
-        if (work.stores && work.two) store(work.next, work.given_next + other, Pair{0, 0});
+        if (work.stores && work.two) store(behind(work.place, step(STAGE)), work.given_next + other, Pair{0, 0});
       }
       buffer = BUFFERS - 1 - buffer;
       later = later == 0 ? WARPS - 1 : later - 1;
