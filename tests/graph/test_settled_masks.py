@@ -175,11 +175,12 @@ def fused(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor, scale: float = 1.0
     return Fused.apply(q, k, v, attn_mask, scale)  # pyright: ignore
 
 
-def test_in_training_rows_of_large_numbers_are_means_for_a_fused_kernel() -> None:
+@pytest.mark.parametrize("large", [torch.finfo(torch.float32).min, torch.finfo(torch.bfloat16).min, -2e9])
+def test_in_training_rows_of_large_numbers_are_means_for_a_fused_kernel(large: float) -> None:
     """Its weights are found from the logarithm of a row's sum, which large numbers absorb."""
     bias = torch.randn(TOKENS, TOKENS, HEADS)
-    bias[3], bias[4], bias[5, :9] = float("-inf"), torch.finfo(torch.bfloat16).min, float("-inf")
-    bias[6, :5], bias[6, 5:] = float("-inf"), torch.finfo(torch.bfloat16).min
+    bias[3], bias[4], bias[5, :9] = float("-inf"), large, float("-inf")
+    bias[6, :5], bias[6, 5:] = float("-inf"), large
     gm, _ = settled(biased, *(x.requires_grad_() for x in operands()), bias.bfloat16())
     (node,) = attentions(gm)
     node.target = fused
@@ -188,7 +189,8 @@ def test_in_training_rows_of_large_numbers_are_means_for_a_fused_kernel() -> Non
     empty, mean = rows == 3, (rows == 4) | (rows == 6)
     given, (q, k, v) = ([x.to(dtype).requires_grad_() for x in operands()] for dtype in (torch.float32, torch.float64))
     # Written out: PyTorch's kernel for CPUs is a fused one as well.
-    weights = (q @ k.mT + bias.double().permute(2, 0, 1).masked_fill(empty, 0)).softmax(-1)
+    absorbing = bias.double().where(bias != large, -1e38)  # in float64 too
+    weights = (q @ k.mT + absorbing.permute(2, 0, 1).masked_fill(empty, 0)).softmax(-1)
     got, want = called(gm, biased, [*given, bias.float()])[0], (weights @ v).masked_fill(empty, 0)
     torch.testing.assert_close(got, want.float(), rtol=1e-4, atol=1e-4)
     factor = torch.randn(want.shape)
@@ -230,7 +232,21 @@ def test_rows_of_a_bias_are_copied() -> None:
     assert made == 1 and mask.target == "contiguous"
     check_values(gm, biased, *operands(), bias)
     (rows,) = [n for n in gm.graph.nodes if n.target is torch.clamp]
-    assert torch.isfinite(torch.tensor(rows.kwargs["min"]).bfloat16() * 1.45)
+    least = rows.kwargs["min"]
+    assert torch.isfinite(torch.tensor(least).bfloat16() * 1.45)
+    assert float(torch.tensor(least).bfloat16()) == least, "rounded or not, it is the same"
+
+
+def test_rows_of_a_bias_of_half_precision() -> None:
+    """The least of its numbers absorbs no score, and nothing lower can be made of it."""
+    bias = torch.randn(TOKENS, TOKENS, HEADS).half()
+    bias[3], bias[4], bias[5, :9] = float("-inf"), torch.finfo(torch.float16).min, float("-inf")
+    given = [x.requires_grad_() for x in operands(torch.float16)]
+    gm, made = settled(biased, *given, bias)
+    assert made == 1
+    # As on a GPU, where it is multiplied in float32.
+    want = biased(*(x.float() for x in given), bias.float()).half()
+    torch.testing.assert_close(called(gm, biased, [*given, bias])[0], want, rtol=1e-2, atol=1e-2)
 
 
 def test_a_mask_that_fused_kernels_take_stays() -> None:

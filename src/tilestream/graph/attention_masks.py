@@ -18,9 +18,11 @@ from torch.utils._pytree import tree_map_only
 from tilestream.graph.nodes import argument
 
 SDPA = torch.nn.functional.scaled_dot_product_attention
-FARTHEST = -1e30
+FARTHEST = -(2.0**100)
 """What is less, and finite, is made this, and so is what stands for minus infinity: fused kernels have scores times
-log2(e)."""
+log2(e). A power of two, which bfloat16 has as it is: compiled code may round or not."""
+ABSORBING = -(2.0**30)
+"""What is as large absorbs scores: a row of nothing else has equal weights."""
 MOST_KNOWN = 2**24
 """Pairs of a mask that is computed while compiling, where it depends on no argument."""
 
@@ -79,7 +81,7 @@ def settle_masks(gm: fx.GraphModule) -> int:
                 copies[kind] = _copied(node, mask, fake, query.dtype)
             _give(node, copies[kind])
             if any((x := _fake(n)) is not None and x.requires_grad for n in node.all_input_nodes):
-                _clear_empty_rows(node, fake.dtype is torch.bool)
+                _clear_empty_rows(node, fake.dtype, query.dtype)
         made += 1
     if made:
         graph.eliminate_dead_code(_is_impure)
@@ -114,7 +116,7 @@ def _copied(attention: fx.Node, mask: fx.Node, fake: Tensor, dtype: torch.dtype)
             made = [kept, dropped, graph.call_function(torch.where, (mask, kept, dropped))]
         else:
             far = graph.call_function(torch.isinf, (mask,))
-            near = graph.call_function(torch.clamp, (mask,), {"min": FARTHEST})
+            near = graph.call_function(torch.clamp, (mask,), {"min": _farthest(fake.dtype)})
             made = [far, near, graph.call_function(torch.where, (far, mask, near))]
         made.append(graph.call_method("contiguous", (made[-1],)))
     for node in made:
@@ -122,7 +124,11 @@ def _copied(attention: fx.Node, mask: fx.Node, fake: Tensor, dtype: torch.dtype)
     return made[-1]
 
 
-def _clear_empty_rows(attention: fx.Node, is_boolean: bool) -> None:
+def _farthest(dtype: torch.dtype) -> float:
+    return max(FARTHEST, torch.finfo(dtype).min)
+
+
+def _clear_empty_rows(attention: fx.Node, mask: torch.dtype, dtype: torch.dtype) -> None:
     """In training, let a row without a pair be zero, and one of large negative numbers the mean of values, in a way in
     which a fused kernel finds gradients.
 
@@ -130,6 +136,11 @@ def _clear_empty_rows(attention: fx.Node, is_boolean: bool) -> None:
     alone it makes no number; of large ones it loses the logarithm of how many there are, and each weight is one. So a
     row of large numbers is moved up to zero, and its query is zero. A mean depends on no query and no key: unlike where
     PyTorch multiplies, they get no gradient of it.
+
+    Args:
+        attention: With a mask of rows, as numbers.
+        mask: The dtype of the user's mask.
+        dtype: The attention's.
     """
     graph: Any = attention.graph
     added = attention.kwargs["attn_mask"]
@@ -137,12 +148,12 @@ def _clear_empty_rows(attention: fx.Node, is_boolean: bool) -> None:
     with graph.inserting_before(attention):
         top = graph.call_function(torch.amax, (graph.call_method("detach", (added,)), -1, True))
         some = graph.call_function(operator.gt, (top, float("-inf")))
-        if not is_boolean:
-            far = graph.call_function(operator.le, (top, FARTHEST))
+        if mask is not torch.bool:
+            far = graph.call_function(operator.le, (top, ABSORBING))
             moved = graph.call_function(torch.where, (graph.call_function(operator.and_, (far, some)), top, 0.0))
             added = graph.call_function(operator.sub, (added, moved))
             attention.args = (graph.call_function(torch.where, (far, 0.0, query)), *others)
-        finite = graph.call_function(torch.clamp, (added,), {"min": FARTHEST})
+        finite = graph.call_function(torch.clamp, (added,), {"min": _farthest(dtype)})
     with graph.inserting_after(attention):
         cleared = graph.call_function(torch.where, (some, attention, 0.0))
     _give(attention, finite)
