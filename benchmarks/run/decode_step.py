@@ -59,9 +59,9 @@ TOKENS = 64
 WAYS: dict[str, dict[str, Any] | None] = {
     "eager": None,
     "inductor, reduce-overhead": {},
-    "tilestream, decode step": {"backend": "tilestream", "mode": None, "options": {"decode_step": True}},
+    "tilestream, decode step": {"backend": tilestream, "mode": None, "options": {"decode_step": True}},
     "tilestream, decode step, CUDA graphs": {
-        "backend": "tilestream",
+        "backend": tilestream,
         "mode": None,
         "options": {"decode_step": True, "triton.cudagraphs": True},
     },
@@ -271,6 +271,7 @@ def main() -> None:
                 module = None if given.kernels else model_of(s)
                 ids = torch.arange(5, 5 + s.batch, device="cuda")[:, None]
                 found[name]["arms"] = timed(module, ids, lengths_of(module)) if module else []
+                keep(name)
                 if given.generate and not (s.gpt2 or s.batch > 1):
                     found[name]["generate"] = generated(s, found[name]["kernel"]["kernel_us"])
         keep(name)

@@ -21,6 +21,7 @@ from tilestream.kernels.parts.headers import headers
 ONE = 'asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");'
 PEER = "mbarrier.arrive.shared::cluster.b64 _, [r];"
 SYNC = 'asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");'
+OWN = 'asm volatile("cp.async.mbarrier.arrive.noinc'
 WORD = "word_at<K>(smem, "
 MUTATIONS = (
     ("ptx.cuh", f"{{ {SYNC} }}", f"{{ {SYNC} if (threads % 128 == 0) {SYNC} }}"),
@@ -51,6 +52,9 @@ MUTATIONS = (
         "  if (lane_in_warp() == 0)\n    for (int k = 1; k <= coming; ++k) bar_arrive(",
         "    for (int k = 1; k <= coming; ++k) lane_arrive(",
     ),
+    # Each lane's own copies arrive once: 31 more.
+    ("lanes.cuh", f"  {OWN}", f"  bar_arrive(bar, 31);\n  {OWN}"),
+    ("step_rows.cuh", "if (lane == 0) lanes::arrive(base + FREE", "lanes::lane_arrive(base + FREE"),
     ("shared_tile.cuh", f"if (lane_in_warp() == 0) bar_arrive({WORD}MIDDLE", f"lane_arrive({WORD}MIDDLE"),
     ("shared_tile.cuh", f"if (lane_in_warp() == 0) bar_arrive({WORD}RESULT", f"lane_arrive({WORD}RESULT"),
 )  # fmt: skip
