@@ -20,6 +20,7 @@ LAUNCHED = {
     "short_attention.cuh",
     "squeeze.cuh",
     "step.cuh",
+    "step_attention.cuh",
     "step_loader.cuh",
     "step_rows.cuh",
     "step_tiles.cuh",

@@ -202,6 +202,10 @@ TS_DEV u32 get16(u32 at) { return get<u16>(at); }
 TS_DEV void get128(u32 at, u32 (&v)[4]) {
   std::memcpy(v, lanes_host::read(at, 16), 16);
 }
+template <int BYTES>
+TS_DEV void get_words(u32 at, u32* words) {
+  std::memcpy(words, lanes_host::read(at, BYTES), BYTES);
+}
 TS_DEV void add32(u32 at, u32 v) { ((std::atomic<u32>*)lanes_host::at(at, 4))->fetch_add(v, lanes_host::relaxed); }
 TS_DEV void keep_smaller(u32 at, u32 v) {
   auto& word = *(std::atomic<u32>*)lanes_host::at(at, 4);

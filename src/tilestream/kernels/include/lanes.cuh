@@ -61,6 +61,16 @@ TS_DEV void put16(u32 at, u32 v) { sts16(at, (u16)v); }
 TS_DEV u32 get32(u32 at) { return lds32(at); }
 TS_DEV u32 get16(u32 at) { return lds16(at); }
 TS_DEV void get128(u32 at, u32 (&v)[4]) { lds_words(at, v); }
+// BYTES (4, 8 or 16) of shared memory.
+template <int BYTES>
+TS_DEV void get_words(u32 at, u32* words) {
+  if constexpr (BYTES == 4) words[0] = lds32(at);
+  if constexpr (BYTES == 8) {
+    float a, b;
+    lds64(at, a, b), words[0] = bits_of(a), words[1] = bits_of(b);
+  }
+  if constexpr (BYTES == 16) lds_words(at, *(u32(*)[4])words);
+}
 TS_DEV void add32(u32 at, u32 v) { asm volatile("red.shared.add.u32 [%0], %1;" ::"r"(at), "r"(v) : "memory"); }
 TS_DEV void keep_smaller(u32 at, u32 v) { asm volatile("red.shared.min.u32 [%0], %1;" ::"r"(at), "r"(v) : "memory"); }
 

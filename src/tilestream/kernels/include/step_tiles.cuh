@@ -43,7 +43,7 @@ constexpr u32 SUMS_OF_TILE = 2 * WARPS * BATCH * TILE * 4;
 constexpr u32 ATTENTION_AT = SLOTS * SLOT, SUMS_AT = ATTENTION_AT + ATTENTION, MOMENTS = SUMS_AT + BUFFERS * SUMS_OF_TILE,
               LIMITS = MOMENTS + 2 * chunks(PROJECT) * BATCH * 8, FULL = LIMITS + BATCH * 8, FREE = FULL + SLOTS * 8,
               LIMITS_THERE = FREE + SLOTS * 8;
-constexpr int OF_SLOT = SLOT / (FEATURES * 4);  // positions of the cache, keys and then values
+constexpr int OF_SLOT = SLOT / (FEATURES * 4) / 8 * 8;  // positions of the cache, keys and then values
 static_assert(GATED_ROW + BATCH * HIDDEN / 2 == WORDS && LIMITS_THERE + 8 == SHARED_BYTES);
 static_assert(TILE * pitch(DOWN) <= SLOT && TILE * pitch(PROJECT) <= SLOT && TILE * pitch(OUTPUT) <= SLOT && SLOT % 128 == 0);
 static_assert(FEATURES % 64 == 0 && FEATURES <= 256 && GROUP <= 8 && BATCH * 4 * AT_ONCE <= THREADS);

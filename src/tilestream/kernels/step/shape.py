@@ -89,15 +89,16 @@ class Shape:
 
     @property
     def slot_bytes(self) -> int:
-        """Of eight rows of weights."""
-        return TILE * max(self.pitch(n) for n in (self.width, self.hidden, self.heads * self.features))
+        """Of eight rows of weights, or of eight positions of the cache at least."""
+        rows = (self.pitch(n) for n in (self.width, self.hidden, self.heads * self.features))
+        return TILE * max(*rows, 4 * self.features)
 
     @property
     def attention(self) -> int:
         """Bytes in which attention puts its parts together."""
         group = self.heads // self.key_heads
-        merge = 4 * ((group + 2) * self.features + self.warps * group * (self.features + 2))
-        return -(-merge // 16) * 16
+        given, parts = 2 * (group + 2) * self.features, 4 * self.warps * group * (self.features + 4)
+        return given + parts
 
     @property
     def buffers(self) -> int:
