@@ -156,6 +156,7 @@ TS_DEV void together() { lanes_host::mine().ordered.meet<true>(); }
 TS_DEV void all_together() { lanes_host::cta().everybody.meet<true>(); }
 TS_DEV void meet(int threads) { lanes_host::cta().some.meet<true>((u32)threads); }
 TS_DEV u64 of_lane(u64 v, int lane) { return lanes_host::exchanged({v})(lane, 0); }
+TS_DEV u32 word_of(u32 v, int lane) { return (u32)of_lane(v, lane); }
 
 TS_DEV u32 vote(bool v) {
   const auto all = lanes_host::exchanged({(u64)v});

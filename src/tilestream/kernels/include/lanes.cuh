@@ -26,6 +26,8 @@ TS_DEV u64 of_lane(u64 v, int lane) {
   return (u64)high << 32 | low;
 }
 
+TS_DEV u32 word_of(u32 v, int lane) { return __shfl_sync(~0u, v, lane); }
+
 TS_DEV u32 vote(bool v) { return __ballot_sync(~0u, v); }
 // A bit for each lane that has the same `bits` bits from `shift` on. Bit by bit: match.any takes as long as there are
 // different values, three times as long for 32 of 9 bits (H200).

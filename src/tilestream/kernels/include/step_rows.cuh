@@ -41,7 +41,6 @@ struct StepRows : Tiles {
 #pragma unroll
           for (int e = 0; e < EIGHTS; ++e) lanes::product<Element>(sums[h % CHAINS][e], w, x[k][e][2 * h], x[k][e][2 * h + 1]);
         }
-    free_slots(two ? 2 : 1);
   }
   // Without the fence a copy could take the place of what the last loads have not read yet.
   TS_DEV void free_slots(int count) {
@@ -50,8 +49,11 @@ struct StepRows : Tiles {
     for (int n = 0; n < count; ++n, turn.next())
       if (lane == 0) lanes::arrive(base + FREE + turn.slot * 8);
   }
+  // Of eight rows of lanes; rows apart have the same sequences, and each fetches a part of what all multiply.
+  static constexpr int SEQUENCES = BATCH > 4 ? 8 : BATCH > 2 ? 4 : BATCH, APART = 8 / SEQUENCES;
+  TS_DEV int part_of_lane() const { return APART > 1 ? lane / 4 / SEQUENCES : 0; }
   TS_DEV int sequence(int eight) const {  // whose values this lane multiplies; the last one's instead of none
-    const int s = eight * 8 + lane / 4;
+    const int s = eight * 8 + lane / 4 % SEQUENCES;
     return s < BATCH ? s : BATCH - 1;
   }
   template <int STAGE>
@@ -88,24 +90,33 @@ struct StepRows : Tiles {
     if (thread == 0) p.stamps[((long long)block * (LAYERS * 6 + 6) + layer * 6 + stage) * 3 + what] = lanes::now_ns();
 #endif
   }
-  // What this warp multiplies with piece `at`: many words under way at once, again and again until none is missing.
+  // What a lane fetches of `PIECES` pieces of its warp.
   template <int STAGE>
-  TS_DEV void gather(int at, Given<STAGE>& x) const {
-    if constexpr (STAGE == OUTPUT && SPLITS > 1) return merge(at, x);
-    constexpr int DEEP = chunk(STAGE) / DEPTH, LOADS = UNDER_WAY / EIGHTS, ONCE = LOADS < 1 ? 1 : LOADS < DEEP ? LOADS : DEEP;
-    const int start = at * chunk(STAGE), row = columns(STAGE) / 2;
-    const u64* const from = words(layer, input(STAGE)) + start / 2 + lane % 4 * 2;
+  TS_DEV static constexpr int fetched() { return over(chunk(STAGE) / DEPTH, APART); }
+  template <int STAGE>
+  TS_DEV static constexpr int pieces() { return segments(STAGE) * fetched<STAGE>() * EIGHTS <= 8 ? segments(STAGE) : 1; }
+  template <int STAGE>
+  using Fetched = u32[pieces<STAGE>()][fetched<STAGE>()][EIGHTS][4];
+  // Of what this warp multiplies with its pieces from `at` on: many words under way at once, again and again until none is
+  // missing.
+  template <int STAGE>
+  TS_DEV void fetch(int at, Fetched<STAGE>& x) const {
+    constexpr int OF_PIECE = fetched<STAGE>(), COUNT = pieces<STAGE>() * OF_PIECE, LOADS = UNDER_WAY / EIGHTS, ONCE = LOADS < 1 ? 1 : LOADS < COUNT ? LOADS : COUNT;
+    const int row = columns(STAGE) / 2, part = part_of_lane();
+    const u64* const from = words(layer, input(STAGE)) + lane % 4 * 2;
     if (BATCH > 8) {  // not all again and again
       u64 one[1];
-      waited(one, from, wanted(STAGE));
+      waited(one, from + at * (chunk(STAGE) / 2), wanted(STAGE));
     }
 #pragma unroll
-    for (int first = 0; first < DEEP; first += ONCE) {
+    for (int first = 0; first < COUNT; first += ONCE) {
       u64 v[ONCE][EIGHTS][4];
       // Words of what there is, and whether they have come: those that say otherwise.
       const auto over_words = [&](auto what) {
         each<ONCE, EIGHTS, 2>([&](int b, int e, int j) {
-          if (first + b < DEEP && is_there<STAGE>(at, first + b)) what(v[b][e][2 * j], v[b][e][2 * j + 1], sequence(e) * row + (first + b) * (DEPTH / 2) + 8 * j);
+          const int piece = at + (first + b) / OF_PIECE * WARPS, k = (first + b) % OF_PIECE * APART + part;
+          if (first + b < COUNT && is_fetched<STAGE>(piece, k))
+            what(v[b][e][2 * j], v[b][e][2 * j + 1], sequence(e) * row + piece * (chunk(STAGE) / 2) + k * (DEPTH / 2) + 8 * j);
         });
       };
       for (Patience patience;;) {
@@ -116,26 +127,37 @@ struct StepRows : Tiles {
         if (patience.is_over()) search(wanted(STAGE), words(layer, input(STAGE)), BATCH * row);
       }
       each<ONCE, EIGHTS, 4>([&](int b, int e, int j) {
-        if (first + b < DEEP) x[first + b][e][j] = is_there<STAGE>(at, first + b) ? (u32)v[b][e][j] : 0;
+        const int piece = at + (first + b) / OF_PIECE * WARPS, k = (first + b) % OF_PIECE * APART + part;
+        if (first + b < COUNT) x[(first + b) / OF_PIECE][(first + b) % OF_PIECE][e][j] = is_fetched<STAGE>(piece, k) ? (u32)v[b][e][j] : 0;
       });
     }
   }
+  template <int STAGE>
+  TS_DEV static bool is_fetched(int at, int k) {
+    return is_piece<STAGE>(at) && k < chunk(STAGE) / DEPTH && is_there<STAGE>(at, k);
+  }
+  // Of a piece what all lanes have fetched.
+  template <int STAGE>
+  TS_DEV void spread(const u32 (&from)[fetched<STAGE>()][EIGHTS][4], Given<STAGE>& x) const {
+    each<chunk(STAGE) / DEPTH, EIGHTS, 4>([&](int k, int e, int j) {
+      const u32 own = from[k / APART][e][j];
+      x[k][e][j] = APART > 1 ? lanes::word_of(own, (k % APART * SEQUENCES + lane / 4 % SEQUENCES) * 4 + lane % 4) : own;
+    });
+  }
   // What attention has made of a row: its shares are put together. Lanes that have no sequence of their own take shares.
   TS_DEV void merge(int at, Given<OUTPUT>& x) const {
-    constexpr int SEQUENCES = BATCH > 4 ? 8 : BATCH > 2 ? 4 : BATCH;  // of eight rows of lanes
-    constexpr int APART = 8 / SEQUENCES, SHARES = over(SPLITS, APART), DEEP = chunk(OUTPUT) / DEPTH;
+    constexpr int SHARES = over(SPLITS, APART), DEEP = chunk(OUTPUT) / DEPTH;
     constexpr int LOADS = UNDER_WAY / SHARES, ONCE = LOADS < 1 ? 1 : LOADS < DEEP ? LOADS : DEEP;
-    const int start = at * chunk(OUTPUT), first_share = lane / 4 / SEQUENCES;
+    const int start = at * chunk(OUTPUT), first_share = part_of_lane();
     const u64* const all = words(layer, ATTENDED);
 #pragma unroll
     for (int e = 0; e < EIGHTS; ++e)
 #pragma unroll
       for (int first = 0; first < DEEP; first += ONCE) {
-        const int own = e * 8 + lane / 4 % SEQUENCES, sequence = own < BATCH ? own : BATCH - 1;
         u64 v[ONCE][SHARES][4], sums[ONCE][SHARES];
         const auto over_shares = [&](auto what) {
           each<ONCE, SHARES, 1>([&](int b, int n, int) {
-            const int share = n * APART + first_share, row = share * BATCH + sequence, c = start + (first + b) * DEPTH + lane % 4 * 8;
+            const int share = n * APART + first_share, row = share * BATCH + sequence(e), c = start + (first + b) * DEPTH + lane % 4 * 8;
             if (first + b < DEEP && is_there<OUTPUT>(at, first + b) && (SPLITS % APART == 0 || share < SPLITS))
               what(b, v[b][n], sums[b][n], row * (QUERY / 2) + start / 2 + (first + b) * (DEPTH / 2) + lane % 4 * 2, SUMS - ATTENDED + (row * QUERY + c) / 8);
           });
@@ -184,8 +206,25 @@ struct StepRows : Tiles {
       }
   }
   template <int STAGE>
-  TS_DEV void load(int at, Given<STAGE>& x) const {
-    if (STAGE != PROJECT || layer > 0) return gather<STAGE>(at, x);
+  TS_DEV void fetch_all(Fetched<STAGE>& parts) const {
+    if constexpr (pieces<STAGE>() == segments(STAGE) && (STAGE != OUTPUT || SPLITS == 1))
+      if (is_piece<STAGE>(warp) && (STAGE != PROJECT || layer > 0)) fetch<STAGE>(warp, parts);
+  }
+  // What this warp multiplies with piece `at`, of which lanes may have fetched their parts before.
+  template <int STAGE>
+  TS_DEV void load(int at, Given<STAGE>& x, Fetched<STAGE>& parts) const {
+    if constexpr (STAGE == OUTPUT && SPLITS > 1) return merge(at, x);
+    if (STAGE != PROJECT || layer > 0) {
+      if constexpr (pieces<STAGE>() < segments(STAGE)) {
+        Fetched<STAGE> part = {};
+        fetch<STAGE>(at, part);
+        return spread<STAGE>(part[0], x);
+      }
+#pragma unroll
+      for (int n = 0; n < pieces<STAGE>(); ++n)
+        if (pieces<STAGE>() == 1 || at / WARPS == n) spread<STAGE>(parts[n], x);
+      return;
+    }
     each<chunk(STAGE) / DEPTH, EIGHTS, 4>([&](int k, int e, int j) {
       x[k][e][j] = is_there<STAGE>(at, k) ? two_of<STAGE>(p.row + sequence(e) * (WIDTH * 2ll), at, k, j) : 0;
     });
@@ -242,15 +281,13 @@ struct StepRows : Tiles {
       norms[e] = {mean, ts::rsqrt_(over_team(squares) * (1.0f / WIDTH) + p.eps)};
     }
   }
-  // Of RMSNorms: the reciprocal deviation, by neighbours. It multiplies sums, so that no product waits for it.
+  // Of RMSNorms: the sum of some pieces' squares; neighbours have the others.
   template <int STAGE>
-  TS_DEV float deviation(int sequence) const {
+  TS_DEV float squares_of(int sequence) const {
     const u32 from = moments<STAGE>(sequence) + 4;
     float squares = 0;
     for (int at = lane % AT_ONCE; at < chunks(STAGE); at += AT_ONCE) squares += get_float(from + at * BATCH * 8);
-#pragma unroll
-    for (int far = 1; far < AT_ONCE; far *= 2) squares += lanes::across_team<AT_ONCE>(squares, far);
-    return ts::rsqrt_(squares * (1.0f / WIDTH) + p.eps);
+    return squares;
   }
   template <int STAGE>
   struct NormWeights {
@@ -298,15 +335,14 @@ struct StepRows : Tiles {
     });
   }
   // Neighbours add the sums of some warps each.
-  TS_DEV Pair summed(int half, int sequence, int row) const {
+  TS_DEV Pair part_sum(int half, int sequence, int row) const {
     constexpr int OF_ONE = (WARPS + AT_ONCE - 1) / AT_ONCE;
     Pair sum = {0, 0};
 #pragma unroll
     for (int w = 0; w < OF_ONE; ++w) sum = sum + get_pair(part(half, lane % AT_ONCE * OF_ONE + w, sequence) + row * 4);
-#pragma unroll
-    for (int far = 1; far < AT_ONCE; far *= 2) sum.a += lanes::across_team<AT_ONCE>(sum.a, far), sum.b += lanes::across_team<AT_ONCE>(sum.b, far);
     return sum;
   }
+  TS_DEV static Pair across_team(Pair v, int far) { return {lanes::across_team<AT_ONCE>(v.a, far), lanes::across_team<AT_ONCE>(v.b, far)}; }
   // `before` says what sums are added to, known before anything is waited for; `store` has the sums, and of the other half.
   template <int STAGE, class Before, class Store>
   TS_DEV void products(Before before, Store store) {
@@ -328,10 +364,12 @@ struct StepRows : Tiles {
     };
     Work work = work_of(first_tile(STAGE));
     Given<STAGE> x = {};  // not what an earlier stage left, which would take registers all the while
+    Fetched<STAGE> parts = {};
     Pair norms[EIGHTS];
     NormWeights<STAGE> norm = {};
     if constexpr (NORMED && LAYER_NORMS) {
-      for (int at = warp; at < COUNT; at += WARPS) load<STAGE>(at, x), measure<STAGE>(at, x);
+      fetch_all<STAGE>(parts);
+      for (int at = warp; at < COUNT; at += WARPS) load<STAGE>(at, x, parts), measure<STAGE>(at, x);
       mark(STAGE, 1);
       if (KEPT && is_piece<STAGE>(warp)) load_norm<STAGE>(warp, norm);
       settle_norms<STAGE>(norms);
@@ -339,9 +377,11 @@ struct StepRows : Tiles {
     } else {
 #pragma unroll
       for (int e = 0; e < EIGHTS; ++e) norms[e] = {0, 1};
+      if constexpr (KEPT && NORMED && EARLY)
+        if (is_piece<STAGE>(warp)) load_norm<STAGE>(warp, norm);
+      fetch_all<STAGE>(parts);
       if (KEPT && is_piece<STAGE>(warp)) {
-        if constexpr (NORMED && EARLY) load_norm<STAGE>(warp, norm);
-        load<STAGE>(warp, x);
+        load<STAGE>(warp, x, parts);
         if constexpr (NORMED) measure<STAGE>(warp, x);
         if constexpr (NORMED && !EARLY) load_norm<STAGE>(warp, norm);
         if constexpr (NORMED) normalise<STAGE>(warp, x, norm, norms);
@@ -356,23 +396,34 @@ struct StepRows : Tiles {
       for (int segment = 0; segment < segments(STAGE); ++segment) {
         const int at = segment * WARPS + warp;
         if (!KEPT && is_piece<STAGE>(at)) {
-          load<STAGE>(at, x);
+          load<STAGE>(at, x, parts);
           if constexpr (NORMED && !LAYER_NORMS)
             if (work.place.tile == first_tile(STAGE)) measure<STAGE>(at, x);
           if constexpr (NORMED) load_norm<STAGE>(at, norm), normalise<STAGE>(at, x, norm, norms);
         }
         piece<STAGE>(sums, x, at, paired);
+        if (segment + 1 < segments(STAGE)) free_slots(paired ? 2 : 1);
       }
       if (BUFFERS == 1) together();
       put_parts(sums, paired);
       together();
       if (work.mine) {
         const int s = work.place.sequence, q = work.place.row % TILE;
-        const float by = NORMED && !LAYER_NORMS ? deviation<STAGE>(s) : 1.0f;
-        const Pair sum = summed(0, s, q) * by, other = paired ? summed(1, s, q) * by : Pair{0, 0};
+        Pair sum = part_sum(0, s, q), other = paired ? part_sum(1, s, q) : Pair{0, 0};
+        float squares = NORMED && !LAYER_NORMS ? squares_of<STAGE>(s) : 0;
+#pragma unroll
+        for (int far = 1; far < AT_ONCE; far *= 2) {
+          sum = sum + across_team(sum, far), other = other + across_team(other, far);
+          squares += lanes::across_team<AT_ONCE>(squares, far);
+        }
+        if (NORMED && !LAYER_NORMS) {  // an RMSNorm's deviation multiplies sums, so that no product waits for it
+          const float by = ts::rsqrt_(squares * (1.0f / WIDTH) + p.eps);
+          sum = sum * by, other = other * by;
+        }
         if (work.stores) store(work.place, work.given + sum, other);
         if (work.stores && work.two) store(behind(work.place, step(STAGE)), work.given_next + other, Pair{0, 0});
       }
+      free_slots(paired ? 2 : 1);  // nobody waits for it
       buffer = BUFFERS - 1 - buffer;
       later = later == 0 ? WARPS - 1 : later - 1;
       const int next = work.place.tile + TILES * step(STAGE);

@@ -84,7 +84,11 @@ TS_DEV Pair both(const char* of, long long i) {
   lanes::load_words<4>(of + i * 2, w);
   return {Element::low(w[0]), Element::high(w[0])};
 }
-TS_DEV Pair get_pair(u32 at) { return {get_float(at), get_float(at + 4)}; }
+TS_DEV Pair get_pair(u32 at) {
+  u32 w[2];
+  lanes::get_words<8>(at, w);
+  return {ts::float_of(w[0]), ts::float_of(w[1])};
+}
 
 // Who waits for what, for the record.
 struct Wanted {
