@@ -44,9 +44,9 @@ struct Loader : Tiles {
         lanes::prefetch((STAGE == GATE ? l.middle_norm : l.norm) + c * 2);
         if (LAYER_NORMS) lanes::prefetch((STAGE == GATE ? l.middle_norm_bias : l.norm_bias) + c * 2);
       }
-    for (int first = first_tile(STAGE); first < tiles(STAGE); first += at_once(STAGE) * step(STAGE))
+    for (int first = first_tile(STAGE); first < tiles(STAGE); first += round(STAGE))
       for (int segment = 0; segment < segments(STAGE); ++segment)
-        for (int n = 0, tile = first; n < at_once(STAGE) && tile < tiles(STAGE); ++n, tile += step(STAGE)) ask_tile<STAGE>(l, tile, segment);
+        for (int n = 0, tile = first; n < at_once(STAGE) && tile < tiles(STAGE); ++n, tile += apart(STAGE)) ask_tile<STAGE>(l, tile, segment);
   }
   template <int STAGE>
   TS_DEV void ask_tile(const StepLayer& l, int tile, int segment) {

@@ -97,17 +97,15 @@ struct StepRows : Tiles {
   TS_DEV static constexpr int pieces() { return segments(STAGE) * fetched<STAGE>() * EIGHTS <= 8 ? segments(STAGE) : 1; }
   template <int STAGE>
   using Fetched = u32[pieces<STAGE>()][fetched<STAGE>()][EIGHTS][4];
-  // Of what this warp multiplies with its pieces from `at` on: many words under way at once, again and again until none is
-  // missing.
+  // Of what this warp multiplies with its pieces from `at` on: many words under way at once, those that are missing again and
+  // again.
   template <int STAGE>
   TS_DEV void fetch(int at, Fetched<STAGE>& x) const {
     constexpr int OF_PIECE = fetched<STAGE>(), COUNT = pieces<STAGE>() * OF_PIECE, LOADS = UNDER_WAY / EIGHTS, ONCE = LOADS < 1 ? 1 : LOADS < COUNT ? LOADS : COUNT;
     const int row = columns(STAGE) / 2, part = part_of_lane();
     const u64* const from = words(layer, input(STAGE)) + lane % 4 * 2;
-    if (BATCH > 8) {  // not all again and again
-      u64 one[1];
-      waited(one, from + at * (chunk(STAGE) / 2), wanted(STAGE));
-    }
+    u64 one[1];  // not all again and again
+    waited(one, from + at * (chunk(STAGE) / 2), wanted(STAGE));
 #pragma unroll
     for (int first = 0; first < COUNT; first += ONCE) {
       u64 v[ONCE][EIGHTS][4];
@@ -119,10 +117,13 @@ struct StepRows : Tiles {
             what(v[b][e][2 * j], v[b][e][2 * j + 1], sequence(e) * row + piece * (chunk(STAGE) / 2) + k * (DEPTH / 2) + 8 * j);
         });
       };
+      over_words([&](u64& a, u64& b, int) { a = b = missing(tag); });
       for (Patience patience;;) {
         u32 wrong = 0;
-        over_words([&](u64& a, u64& b, int i) { lanes::peek_pair(from + i, a, b); });
-        over_words([&](u64& a, u64& b, int) { wrong |= (tag_of(a) ^ tag) | (tag_of(b) ^ tag); });
+        over_words([&](u64& a, u64& b, int i) {
+          if (is_wrong(tag, a, b)) lanes::peek_pair(from + i, a, b);
+        });
+        over_words([&](u64& a, u64& b, int) { wrong |= is_wrong(tag, a, b); });
         if (all_right(wrong)) break;
         if (patience.is_over()) search(wanted(STAGE), words(layer, input(STAGE)), BATCH * row);
       }
@@ -162,13 +163,16 @@ struct StepRows : Tiles {
               what(b, v[b][n], sums[b][n], row * (QUERY / 2) + start / 2 + (first + b) * (DEPTH / 2) + lane % 4 * 2, SUMS - ATTENDED + (row * QUERY + c) / 8);
           });
         };
+        over_shares([&](int, u64(&of)[4], u64& sum, int, int) { of[0] = of[1] = of[2] = of[3] = sum = missing(tag); });
         for (Patience patience;;) {
           u32 wrong = 0;
           over_shares([&](int, u64(&of)[4], u64& sum, int i, int its) {
-            lanes::peek_pair(all + i, of[0], of[1]), lanes::peek_pair(all + i + 8, of[2], of[3]), sum = lanes::peek(all + its);
+            if (is_wrong(tag, of[0], of[1])) lanes::peek_pair(all + i, of[0], of[1]);
+            if (is_wrong(tag, of[2], of[3])) lanes::peek_pair(all + i + 8, of[2], of[3]);
+            if (is_wrong(tag, sum, sum)) sum = lanes::peek(all + its);
           });
           over_shares([&](int, u64(&of)[4], u64& sum, int, int) {
-            wrong |= (tag_of(of[0]) ^ tag) | (tag_of(of[1]) ^ tag) | (tag_of(of[2]) ^ tag) | (tag_of(of[3]) ^ tag) | (tag_of(sum) ^ tag);
+            wrong |= is_wrong(tag, of[0], of[1]) | is_wrong(tag, of[2], of[3]) | is_wrong(tag, sum, sum);
           });
           if (all_right(wrong)) break;
           if (patience.is_over()) search(wanted(OUTPUT), all, MIDDLE - ATTENDED);
@@ -356,10 +360,10 @@ struct StepRows : Tiles {
     int later = warp;  // whose turn it is to put sums together goes round, so that no warp is always late
     const auto work_of = [&](int tile) {  // what sums are added to is on its way while values are waited for
       const int worker = later * LANES + lane;
-      const bool mine = worker < BATCH * 4 * AT_ONCE, stores = mine && lane % AT_ONCE == 0, two = TILES > 1 && tile + step(STAGE) < tiles(STAGE);
+      const bool mine = worker < BATCH * 4 * AT_ONCE, stores = mine && lane % AT_ONCE == 0, two = TILES > 1 && tile + apart(STAGE) < tiles(STAGE);
       Work w = {{tile, worker / (4 * AT_ONCE), tile * TILE + worker / AT_ONCE % 4 * 2}, mine, stores, two, {0, 0}, {0, 0}};
       if (stores) w.given = before(w.place);
-      if (stores && two) w.given_next = before(behind(w.place, step(STAGE)));
+      if (stores && two) w.given_next = before(behind(w.place, apart(STAGE)));
       return w;
     };
     Work work = work_of(first_tile(STAGE));
@@ -421,12 +425,12 @@ struct StepRows : Tiles {
           sum = sum * by, other = other * by;
         }
         if (work.stores) store(work.place, work.given + sum, other);
-        if (work.stores && work.two) store(behind(work.place, step(STAGE)), work.given_next + other, Pair{0, 0});
+        if (work.stores && work.two) store(behind(work.place, apart(STAGE)), work.given_next + other, Pair{0, 0});
       }
       free_slots(paired ? 2 : 1);  // nobody waits for it
       buffer = BUFFERS - 1 - buffer;
       later = later == 0 ? WARPS - 1 : later - 1;
-      const int next = work.place.tile + TILES * step(STAGE);
+      const int next = work.place.tile + round(STAGE);
       if (next >= tiles(STAGE)) break;
       work = work_of(next);
     }

@@ -120,15 +120,21 @@ struct Patience {
 };
 // A warp goes on together, or reads all again: lanes that went on alone would do alone what comes behind.
 TS_DEV bool all_right(u32 wrong) { return lanes::vote(wrong != 0) == 0; }
+// Words that have come are not read again: what everybody polls slows down all that is on its way.
+TS_DEV u64 missing(u32 tag) { return (u64)~tag << 32; }
+TS_DEV u32 is_wrong(u32 tag, u64 a, u64 b) { return (tag_of(a) ^ tag) | (tag_of(b) ^ tag); }
 // COUNT words of a lane, a warp's apart.
 template <int COUNT>
 TS_DEV void waited(u64 (&v)[COUNT], const u64* from, const Wanted& w) {
+#pragma unroll
+  for (int j = 0; j < COUNT; ++j) v[j] = missing(w.tag);
   for (Patience patience;;) {
     u32 wrong = 0;
 #pragma unroll
-    for (int j = 0; j < COUNT; ++j) v[j] = lanes::peek(from + j * LANES);
+    for (int j = 0; j < COUNT; ++j)
+      if (is_wrong(w.tag, v[j], v[j])) v[j] = lanes::peek(from + j * LANES);
 #pragma unroll
-    for (int j = 0; j < COUNT; ++j) wrong |= tag_of(v[j]) ^ w.tag;
+    for (int j = 0; j < COUNT; ++j) wrong |= is_wrong(w.tag, v[j], v[j]);
     if (all_right(wrong)) return;
     if (patience.is_over()) search(w, from, (COUNT - 1) * LANES + 1);
   }
@@ -155,8 +161,9 @@ struct Tiles {
         heads(member < members ? (KEY_HEADS - team + teams - 1) / teams : 0),
         items(heads * BATCH * SPLITS) {}
   // Those of this CTA: of its heads, or spread over the grid; gate's from its other end on.
-  TS_DEV int first_tile(int stage) const { return stage == PROJECT ? member : stage == GATE ? grid - 1 - block : block; }
-  TS_DEV int step(int stage) const { return stage == PROJECT ? members : grid; }
+  TS_DEV int first_tile(int stage) const { return stage == PROJECT ? member : stage == GATE ? grid - 1 - block : is_paired(stage) ? 2 * block : block; }
+  TS_DEV int apart(int stage) const { return is_paired(stage) ? 1 : stage == PROJECT ? members : grid; }  // of two at once
+  TS_DEV int round(int stage) const { return at_once(stage) * (stage == PROJECT ? members : grid); }
   TS_DEV int tiles(int stage) const { return stage == PROJECT ? heads * (OF_HEAD / TILE) : over(rows(stage), TILE); }
   // A tile of QKV: its head of keys, and its first row among those of this head.
   TS_DEV int head_of(int tile) const { return team + teams * (tile / (OF_HEAD / TILE)); }
@@ -169,6 +176,8 @@ struct Tiles {
     return s;
   }
   TS_DEV static constexpr bool is_kept(int stage) { return chunks(stage) <= WARPS; }
+  // Neighbours at once: half as many CTAs then read all values.
+  TS_DEV static constexpr bool is_paired(int stage) { return stage == OUTPUT || stage == DOWN; }
   // Tiles whose sums warps put together at once: fewer waits for each other, and fewer gathers where values are not kept.
   TS_DEV static constexpr int at_once(int stage) { return halves(stage) > 1 ? 1 : 2; }
   // The same of three parts that lie apart, and the row there.
