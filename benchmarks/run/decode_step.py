@@ -1,19 +1,20 @@
 """A decode step of whole models as one kernel: checked, then timed against eager and Inductor.
 
     python -m benchmarks.run.decode_step --json FILE                the four models, 512 positions, batch 1
-    python -m benchmarks.run.decode_step --only qwen3-0.6b --batch 32
-    python -m benchmarks.run.decode_step --only smollm-135m --kernels  the kernel alone, checked and timed
+    python -m benchmarks.run.decode_step qwen3-0.6b qwen3-0.6b*32      of 32 sequences, too
+    python -m benchmarks.run.decode_step --beside                   models compile at once, and are timed in turn
+    python -m benchmarks.run.decode_step smollm-135m --kernels      the kernel alone, checked and timed
     python -m benchmarks.run.decode_step --generate                 64 tokens by transformers' generate, too
-    python -m benchmarks.run.decode_step --only --recurrent         RWKV-4 169M, which no kernel of a step computes yet
+    python -m benchmarks.run.decode_step rwkv-169m                  RWKV-4 169M, which no kernel of a step computes yet
     python -m benchmarks.run.decode_step --predict                  floors and predictions, no GPU
 
 Needs an H100 or H200, but for ``--predict``. bf16, random weights, a token behind 479 in caches of 512. Of the kernel:
-its error against float64, the same bits twice, and as many steps with delays that differ
-from CTA to CTA. Of whole models: CUDA graphs of all arms in turn, medians; ``reduce-overhead``, which captures by
-itself, by events around its calls. Lengths and states are set back before each call, in every arm. With
-``--generate`` models of transformers (needed for it) make 64 tokens behind 16, greedy: microseconds a token, without
-the prompt's, by the host's clock, and over the kernel's; by how much float32 eager preferred another token at most,
-over its logits' root mean square, and bf16 eager's own.
+its error against float64, the same bits twice, and as many steps with delays that differ from CTA to CTA. Of whole
+models: CUDA graphs of all arms in turn, medians; ``reduce-overhead``, which captures by itself, by events around its
+calls. Lengths and states are set back before each call, in every arm. With ``--beside`` first calls are not what one
+alone takes. With ``--generate`` models of transformers (needed for it) make 64 tokens behind 16, greedy: microseconds a
+token, without the prompt's, by the host's clock, and over the kernel's; by how much float32 eager preferred another
+token at most, over its logits' root mean square, and bf16 eager's own.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ import argparse
 import copy
 import json
 import statistics
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -32,6 +36,7 @@ import torch
 
 from benchmarks.lib.recurrent_decoders import RecurrentDecoder
 from benchmarks.lib.static_decoders import Decoder, Gpt2Decoder, held_by
+from benchmarks.lib.turns import Turns
 from tilestream.bench.environment import environment
 from tilestream.devices import H200
 from tilestream.graph.decode import STEP
@@ -48,13 +53,15 @@ MODELS = {
     "llama-3.2-1b": Shape(16, 2048, 8192, 32, 8, 64, 512, 128256),
     "gpt2": Shape(12, 768, 3072, 12, 12, 64, 512, 50257, gpt2=True),
 }
+RECURRENT = "rwkv-169m"
 PLACE, ROUNDS = 479, 15
 ARMS: dict[str, dict[str, Any]] = {
     "inductor": {},
-    "tilestream": {"backend": tilestream},
+    "tilestream": {"backend": tilestream, "options": {"decode_step": False}},
     "tilestream, decode step": {"backend": tilestream, "options": {"decode_step": True}},
 }
 
+REDUCED = "reduce-overhead"
 TOKENS = 64
 WAYS: dict[str, dict[str, Any] | None] = {
     "eager": None,
@@ -114,7 +121,7 @@ def kernel_us(given: list[Any]) -> float:
 
 
 def checked(s: Shape, steps: int) -> dict[str, Any]:
-    """The kernel on a cut model, its error and whether bits repeat, also with delays; its time at full depth."""
+    """The kernel on a cut model: its error and whether bits repeat, also with delays."""
     from tilestream.cuda.step import loaded
 
     small = replace(s, layers=min(s.layers, 4))
@@ -124,14 +131,11 @@ def checked(s: Shape, steps: int) -> dict[str, Any]:
     again = converted(given, torch.bfloat16)
     delayed, numbers = loaded(StepKernel(small, delays=True), 0), (0, *again[8:])
     same = all(torch.equal(delayed(*again[:7], numbers=numbers), got[0]) for _ in range(steps))  # pyright: ignore
-    us = kernel_us(operands(s))
     return {
         "error": error(got[0], want),
         "repeats": all(torch.equal(g, got[0]) for g in got),
         "repeats_with_delays": same,
         "steps_with_delays": steps,
-        "kernel_us": us,
-        "bytes_per_s": 1e6 * s.weight_bytes / us,
     }
 
 
@@ -195,7 +199,7 @@ def lengths_of(module: Decoder | Gpt2Decoder) -> list[torch.Tensor]:
     return [length for _, _, length in held_by(module.layers)]
 
 
-def timed(module: torch.nn.Module, ids: torch.Tensor, states: list[torch.Tensor]) -> list[dict[str, Any]]:
+def timed(module: torch.nn.Module, ids: torch.Tensor, states: list[torch.Tensor], turns: Turns) -> list[dict[str, Any]]:
     """A row an arm: microseconds of a step of the whole model, its error against float64, its first call."""
     first = [n.clone() for n in states]
     want = copy.deepcopy(module).double()(ids)
@@ -208,73 +212,119 @@ def timed(module: torch.nn.Module, ids: torch.Tensor, states: list[torch.Tensor]
         return run
 
     calls, rows = {"eager": behind_reset(module)}, {"eager": {"first_call_s": 0.0}}
-    for arm, given in ARMS.items():
-        torch._dynamo.reset()
-        calls[arm] = behind_reset(torch.compile(module, dynamic=False, **given))
-        start = time.perf_counter()
-        calls[arm]()
-        torch.cuda.synchronize()
-        rows[arm] = {"first_call_s": time.perf_counter() - start}
-    for arm, call in calls.items():
-        rows[arm]["error"] = error(call(), want)
-    graphs = [capture(call, 1000.0, 20) for call in calls.values()]
-    for arm, samples in zip(calls, interleaved(graphs, ROUNDS), strict=True):
-        rows[arm]["us"] = statistics.median(samples)
     torch._dynamo.reset()
-    call = behind_reset(torch.compile(module, mode="reduce-overhead", dynamic=False))
-    took = []
-    for _ in range(40):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        got = call()
-        end.record()
-        end.synchronize()
-        took.append(1e3 * start.elapsed_time(end))
-    rows["reduce-overhead"] = {"us": statistics.median(took[10:]), "error": error(got, want)}
+    with turns.compiling():
+        for arm, given in {**ARMS, REDUCED: {"mode": REDUCED}}.items():
+            calls[arm] = behind_reset(torch.compile(module, dynamic=False, **given))
+            start = time.perf_counter()
+            calls[arm]()
+            torch.cuda.synchronize()
+            rows[arm] = {"first_call_s": time.perf_counter() - start}
+        for arm, call in calls.items():
+            rows[arm]["error"] = error(call(), want)
+    reduced = calls.pop(REDUCED)
+    with turns.alone():
+        graphs = [capture(call, 1000.0, 20) for call in calls.values()]
+        for arm, samples in zip(calls, interleaved(graphs, ROUNDS), strict=True):
+            rows[arm]["us"] = statistics.median(samples)
+        rows[REDUCED]["us"] = statistics.median([by_events(reduced) for _ in range(40)][10:])
     return [{"arm": arm, **row} for arm, row in rows.items()]
+
+
+def by_events(call: Callable[[], Any]) -> float:
+    """Microseconds of a call."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    call()
+    end.record()
+    end.synchronize()
+    return 1e3 * start.elapsed_time(end)
+
+
+def predicted(s: Shape) -> dict[str, Any]:
+    return {
+        "floor_us": 1e6 * s.weight_bytes / H200.dram_bytes_per_s,
+        "predicted_us": predicted_us(s, H200),
+        "hand_overs": s.hand_overs,
+        "predicted_us with a tenth of the hand-over": predicted_us(s, H200.scale("hand_over_s", 0.1)),
+    }
+
+
+@torch.no_grad()
+def measured(case: str, given: argparse.Namespace) -> dict[str, Any]:
+    """All of a case, ``MODEL`` or ``MODEL*BATCH``."""
+    name, _, batch = case.partition("*")
+    turns = Turns(given.turns, 300.0)
+    if given.turns:
+        turns.take_part()
+    if name == RECURRENT:
+        torch.manual_seed(0)
+        with torch.device("cuda"):
+            recurrent = RecurrentDecoder().bfloat16().eval()
+        return {"arms": timed(recurrent, torch.tensor([5], device="cuda"), list(recurrent.buffers()), turns)}
+    s = replace(MODELS[name], batch=int(batch or 1))
+    found = predicted(s)
+    if given.predict:
+        return found
+    found["kernel"] = checked(s, given.steps)
+    found["arms"] = []
+    if not given.kernels:
+        module, ids = model_of(s), torch.arange(5, 5 + s.batch, device="cuda")[:, None]
+        found["arms"] = timed(module, ids, lengths_of(module), turns)
+    with turns.alone():
+        us = kernel_us(operands(s))
+    found["kernel"] |= {"kernel_us": us, "bytes_per_s": 1e6 * s.weight_bytes / us}
+    if given.generate and not (s.gpt2 or s.batch > 1):
+        print(case, json.dumps(found), flush=True)
+        found["generate"] = generated(s, us)
+    return found
+
+
+def beside(given: argparse.Namespace) -> dict[str, Any]:
+    """Each case in a process of its own, at once."""
+    found: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        flags = ["--steps", str(given.steps), *(f"--{n}" for n in ("kernels", "generate") if getattr(given, n))]
+        command = [sys.executable, "-m", "benchmarks.run.decode_step", "--turns", folder, *flags]
+        files = {case: Path(folder, f"{n}.json") for n, case in enumerate(given.cases)}
+        started = [subprocess.Popen([*command, case, "--json", str(file)]) for case, file in files.items()]
+        for case, process in zip(given.cases, started, strict=True):
+            if process.wait() == 0:
+                found |= json.loads(files[case].read_text(encoding="utf-8"))["cases"]
+            else:
+                print(f"{case} failed", flush=True)
+    return found
 
 
 def main() -> None:
     wanted = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    wanted.add_argument("--only", nargs="*", default=list(MODELS))
+    wanted.add_argument("cases", nargs="*", default=list(MODELS), metavar="MODEL[*BATCH]")
     wanted.add_argument("--steps", type=int, default=10_000, help="with delays")
-    wanted.add_argument("--batch", type=int, default=1, help="of sequences")
     wanted.add_argument("--kernels", action="store_true", help="the kernels alone")
     wanted.add_argument("--generate", action="store_true", help="tokens by transformers, too")
-    wanted.add_argument("--recurrent", action="store_true", help="the recurrent decoder too")
     wanted.add_argument("--predict", action="store_true")
+    wanted.add_argument(
+        "--beside", action="store_true", help="a process a case: they compile at once, and time in turn"
+    )
+    wanted.add_argument("--turns", type=Path, help="a folder that processes beside each other share")
     wanted.add_argument("--json", type=Path)
     given = wanted.parse_args()
+    if unknown := {case.partition("*")[0] for case in given.cases} - {*MODELS, RECURRENT}:
+        wanted.error(f"no model is called {min(unknown)}")
     found: dict[str, Any] = {}
 
-    def keep(name: str) -> None:
-        print(name, json.dumps(found[name]), flush=True)
+    def keep(more: dict[str, Any]) -> None:
+        found.update(more)
         if given.json:
             text = {"environment": {} if given.predict else environment(), "cases": found}
             given.json.write_text(json.dumps(text, indent=1) + "\n", encoding="utf-8")
 
-    if given.recurrent and not given.predict:
-        with torch.no_grad(), torch.device("cuda"):
-            torch.manual_seed(0)
-            recurrent = RecurrentDecoder().bfloat16().eval()
-            found["rwkv-169m"] = {"arms": timed(recurrent, torch.tensor([5]), list(recurrent.buffers()))}
-        keep("rwkv-169m")
-    for name in given.only:
-        s = replace(MODELS[name], batch=given.batch)
-        floor = 1e6 * s.weight_bytes / H200.dram_bytes_per_s
-        found[name] = {"floor_us": floor, "predicted_us": predicted_us(s, H200), "hand_overs": s.hand_overs}
-        found[name]["predicted_us with a tenth of the hand-over"] = predicted_us(s, H200.scale("hand_over_s", 0.1))
-        if not given.predict:
-            with torch.no_grad():
-                found[name]["kernel"] = checked(s, given.steps)
-                print(name, json.dumps(found[name]), flush=True)
-                module = None if given.kernels else model_of(s)
-                ids = torch.arange(5, 5 + s.batch, device="cuda")[:, None]
-                found[name]["arms"] = timed(module, ids, lengths_of(module)) if module else []
-                keep(name)
-                if given.generate and not (s.gpt2 or s.batch > 1):
-                    found[name]["generate"] = generated(s, found[name]["kernel"]["kernel_us"])
-        keep(name)
+    if given.beside:
+        keep(beside(given))
+        return
+    for case in given.cases:
+        keep({case: measured(case, given)})
+        print(case, json.dumps(found[case]), flush=True)
 
 
 if __name__ == "__main__":

@@ -90,31 +90,23 @@ struct StepRows : Tiles {
     if (thread == 0) p.stamps[((long long)block * (LAYERS * 6 + 6) + layer * 6 + stage) * 3 + what] = lanes::now_ns();
 #endif
   }
-  // What a lane fetches of `PIECES` pieces of its warp.
+  // What this warp multiplies with piece `at`: many words under way at once, those that are missing again and again.
   template <int STAGE>
-  TS_DEV static constexpr int fetched() { return over(chunk(STAGE) / DEPTH, APART); }
-  template <int STAGE>
-  TS_DEV static constexpr int pieces() { return segments(STAGE) * fetched<STAGE>() * EIGHTS <= 8 ? segments(STAGE) : 1; }
-  template <int STAGE>
-  using Fetched = u32[pieces<STAGE>()][fetched<STAGE>()][EIGHTS][4];
-  // Of what this warp multiplies with its pieces from `at` on: many words under way at once, those that are missing again and
-  // again.
-  template <int STAGE>
-  TS_DEV void fetch(int at, Fetched<STAGE>& x) const {
-    constexpr int OF_PIECE = fetched<STAGE>(), COUNT = pieces<STAGE>() * OF_PIECE, LOADS = UNDER_WAY / EIGHTS, ONCE = LOADS < 1 ? 1 : LOADS < COUNT ? LOADS : COUNT;
-    const int row = columns(STAGE) / 2, part = part_of_lane();
-    const u64* const from = words(layer, input(STAGE)) + lane % 4 * 2;
+  TS_DEV void fetch(int at, Given<STAGE>& x) const {
+    constexpr int DEEP = chunk(STAGE) / DEPTH, COUNT = over(DEEP, APART), LOADS = UNDER_WAY / EIGHTS, ONCE = LOADS < 1 ? 1 : LOADS < COUNT ? LOADS : COUNT;
+    const int start = at * chunk(STAGE), row = columns(STAGE) / 2, part = part_of_lane();
+    const u64* const from = words(layer, input(STAGE)) + start / 2 + lane % 4 * 2;
     u64 one[1];  // not all again and again
-    waited(one, from + at * (chunk(STAGE) / 2), wanted(STAGE));
+    waited(one, from, wanted(STAGE));
+    u32 own[COUNT][EIGHTS][4];
 #pragma unroll
     for (int first = 0; first < COUNT; first += ONCE) {
       u64 v[ONCE][EIGHTS][4];
       // Words of what there is, and whether they have come: those that say otherwise.
       const auto over_words = [&](auto what) {
         each<ONCE, EIGHTS, 2>([&](int b, int e, int j) {
-          const int piece = at + (first + b) / OF_PIECE * WARPS, k = (first + b) % OF_PIECE * APART + part;
-          if (first + b < COUNT && is_fetched<STAGE>(piece, k))
-            what(v[b][e][2 * j], v[b][e][2 * j + 1], sequence(e) * row + piece * (chunk(STAGE) / 2) + k * (DEPTH / 2) + 8 * j);
+          const int k = (first + b) * APART + part;
+          if (first + b < COUNT && k < DEEP && is_there<STAGE>(at, k)) what(v[b][e][2 * j], v[b][e][2 * j + 1], sequence(e) * row + k * (DEPTH / 2) + 8 * j);
         });
       };
       over_words([&](u64& a, u64& b, int) { a = b = missing(tag); });
@@ -128,21 +120,13 @@ struct StepRows : Tiles {
         if (patience.is_over()) search(wanted(STAGE), words(layer, input(STAGE)), BATCH * row);
       }
       each<ONCE, EIGHTS, 4>([&](int b, int e, int j) {
-        const int piece = at + (first + b) / OF_PIECE * WARPS, k = (first + b) % OF_PIECE * APART + part;
-        if (first + b < COUNT) x[(first + b) / OF_PIECE][(first + b) % OF_PIECE][e][j] = is_fetched<STAGE>(piece, k) ? (u32)v[b][e][j] : 0;
+        const int k = (first + b) * APART + part;
+        if (first + b < COUNT) own[first + b][e][j] = k < DEEP && is_there<STAGE>(at, k) ? (u32)v[b][e][j] : 0;
       });
     }
-  }
-  template <int STAGE>
-  TS_DEV static bool is_fetched(int at, int k) {
-    return is_piece<STAGE>(at) && k < chunk(STAGE) / DEPTH && is_there<STAGE>(at, k);
-  }
-  // Of a piece what all lanes have fetched.
-  template <int STAGE>
-  TS_DEV void spread(const u32 (&from)[fetched<STAGE>()][EIGHTS][4], Given<STAGE>& x) const {
-    each<chunk(STAGE) / DEPTH, EIGHTS, 4>([&](int k, int e, int j) {
-      const u32 own = from[k / APART][e][j];
-      x[k][e][j] = APART > 1 ? lanes::word_of(own, (k % APART * SEQUENCES + lane / 4 % SEQUENCES) * 4 + lane % 4) : own;
+    each<DEEP, EIGHTS, 4>([&](int k, int e, int j) {
+      const u32 its = own[k / APART][e][j];
+      x[k][e][j] = APART > 1 ? lanes::word_of(its, (k % APART * SEQUENCES + lane / 4 % SEQUENCES) * 4 + lane % 4) : its;
     });
   }
   // What attention has made of a row: its shares are put together. Lanes that have no sequence of their own take shares.
@@ -210,25 +194,9 @@ struct StepRows : Tiles {
       }
   }
   template <int STAGE>
-  TS_DEV void fetch_all(Fetched<STAGE>& parts) const {
-    if constexpr (pieces<STAGE>() == segments(STAGE) && (STAGE != OUTPUT || SPLITS == 1))
-      if (is_piece<STAGE>(warp) && (STAGE != PROJECT || layer > 0)) fetch<STAGE>(warp, parts);
-  }
-  // What this warp multiplies with piece `at`, of which lanes may have fetched their parts before.
-  template <int STAGE>
-  TS_DEV void load(int at, Given<STAGE>& x, Fetched<STAGE>& parts) const {
+  TS_DEV void load(int at, Given<STAGE>& x) const {
     if constexpr (STAGE == OUTPUT && SPLITS > 1) return merge(at, x);
-    if (STAGE != PROJECT || layer > 0) {
-      if constexpr (pieces<STAGE>() < segments(STAGE)) {
-        Fetched<STAGE> part = {};
-        fetch<STAGE>(at, part);
-        return spread<STAGE>(part[0], x);
-      }
-#pragma unroll
-      for (int n = 0; n < pieces<STAGE>(); ++n)
-        if (pieces<STAGE>() == 1 || at / WARPS == n) spread<STAGE>(parts[n], x);
-      return;
-    }
+    if (STAGE != PROJECT || layer > 0) return fetch<STAGE>(at, x);
     each<chunk(STAGE) / DEPTH, EIGHTS, 4>([&](int k, int e, int j) {
       x[k][e][j] = is_there<STAGE>(at, k) ? two_of<STAGE>(p.row + sequence(e) * (WIDTH * 2ll), at, k, j) : 0;
     });
@@ -368,12 +336,10 @@ struct StepRows : Tiles {
     };
     Work work = work_of(first_tile(STAGE));
     Given<STAGE> x = {};  // not what an earlier stage left, which would take registers all the while
-    Fetched<STAGE> parts = {};
     Pair norms[EIGHTS];
     NormWeights<STAGE> norm = {};
     if constexpr (NORMED && LAYER_NORMS) {
-      fetch_all<STAGE>(parts);
-      for (int at = warp; at < COUNT; at += WARPS) load<STAGE>(at, x, parts), measure<STAGE>(at, x);
+      for (int at = warp; at < COUNT; at += WARPS) load<STAGE>(at, x), measure<STAGE>(at, x);
       mark(STAGE, 1);
       if (KEPT && is_piece<STAGE>(warp)) load_norm<STAGE>(warp, norm);
       settle_norms<STAGE>(norms);
@@ -381,11 +347,9 @@ struct StepRows : Tiles {
     } else {
 #pragma unroll
       for (int e = 0; e < EIGHTS; ++e) norms[e] = {0, 1};
-      if constexpr (KEPT && NORMED && EARLY)
-        if (is_piece<STAGE>(warp)) load_norm<STAGE>(warp, norm);
-      fetch_all<STAGE>(parts);
       if (KEPT && is_piece<STAGE>(warp)) {
-        load<STAGE>(warp, x, parts);
+        if constexpr (NORMED && EARLY) load_norm<STAGE>(warp, norm);
+        load<STAGE>(warp, x);
         if constexpr (NORMED) measure<STAGE>(warp, x);
         if constexpr (NORMED && !EARLY) load_norm<STAGE>(warp, norm);
         if constexpr (NORMED) normalise<STAGE>(warp, x, norm, norms);
@@ -400,7 +364,7 @@ struct StepRows : Tiles {
       for (int segment = 0; segment < segments(STAGE); ++segment) {
         const int at = segment * WARPS + warp;
         if (!KEPT && is_piece<STAGE>(at)) {
-          load<STAGE>(at, x, parts);
+          load<STAGE>(at, x);
           if constexpr (NORMED && !LAYER_NORMS)
             if (work.place.tile == first_tile(STAGE)) measure<STAGE>(at, x);
           if constexpr (NORMED) load_norm<STAGE>(at, norm), normalise<STAGE>(at, x, norm, norms);

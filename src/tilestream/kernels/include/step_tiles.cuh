@@ -7,11 +7,11 @@ using Element = ts::bf16;
 
 constexpr int LANES = 32, THREADS = WARPS * LANES;  // that multiply; one more warp loads weights
 constexpr int TILE = 8, DEPTH = 32;                 // rows of a product that a CTA has at once; columns that a warp multiplies at once
-constexpr int UNDER_WAY = 4;                        // groups of four words of a lane
 constexpr int QUERY = HEADS * FEATURES, KEYS = KEY_HEADS * FEATURES, QKV = QUERY + 2 * KEYS;
 constexpr int GROUP = HEADS / KEY_HEADS, OF_HEAD = (GROUP + 2) * FEATURES;  // queries, key, value of a head of keys
 constexpr int AT_ONCE = BATCH * 16 <= THREADS && WARPS % 4 == 0 ? 4 : BATCH * 8 <= THREADS && WARPS % 2 == 0 ? 2 : 1;  // threads that add
 constexpr int EIGHTS = (BATCH + 7) / 8;                                      // of sequences
+constexpr int UNDER_WAY = EIGHTS == 2 ? 8 : 4;                               // groups of four words of a lane
 constexpr int CHAINS = EIGHTS == 1 ? 2 : 1;                                  // of products that wait for each other
 enum { PROJECT, ATTEND, OUTPUT, GATE, DOWN, HEAD };                          // stages: five of a layer, and one
 enum { NO_POSITION = 16 };                                                   // in a record: the index is not one of the cache
