@@ -58,9 +58,10 @@ class Turns:
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """A turn, once all have compiled or ``patience_s`` is over."""
-        with self.turn():
+        """A turn, once all have compiled or ``patience_s`` is over. Who compiles may need turns."""
+        if not getattr(_held, "turn", False):
             self._await_compilers()
+        with self.turn():
             yield
 
     def take_part(self) -> None:

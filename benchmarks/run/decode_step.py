@@ -316,7 +316,7 @@ def main() -> None:
     def keep(more: dict[str, Any]) -> None:
         found.update(more)
         if given.json:
-            text = {"environment": {} if given.predict else environment(), "cases": found}
+            text = {"schema": 1, "environment": {} if given.predict else environment(), "cases": found}
             given.json.write_text(json.dumps(text, indent=1) + "\n", encoding="utf-8")
 
     if given.beside:

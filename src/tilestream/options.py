@@ -80,7 +80,7 @@ class Options:
     projections: bool = True
     interactions: bool = True
     attention: bool = True
-    decode_step: bool = False
+    decode_step: bool = True
     token_mixing: bool = True
     early_launch: bool = True
     float32_parts: bool = True

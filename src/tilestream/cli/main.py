@@ -43,7 +43,7 @@ Strategy = Annotated[str, typer.Option(help="auto, bulk, vertical, spatial or sh
 Device = Annotated[str | None, typer.Option(help="Plan for this device, as h200 or a100, present or not.")]
 RunOn = Annotated[str, typer.Option("--target", help="What runs the pipelines: auto, cuda or reference.")]
 Depth = Annotated[int | None, typer.Option(help="Tiles in every L2 queue; even.")]
-Step = Annotated[bool, typer.Option("--decode-step", help="A decode step as one kernel, where that is faster.")]
+Step = Annotated[bool, typer.Option("--decode-step/--no-decode-step", help="A decode step as one kernel, if faster.")]
 Cache = Annotated[bool, typer.Option(help="Keep plans and kernels on disk.")]
 Mode = Annotated[str, typer.Option(help="inference, or training: forward and backward graphs.")]
 Size = Annotated[list[str] | None, typer.Option(help="NAME=VALUE: a size of a named model; repeatable.")]
@@ -80,7 +80,7 @@ class Plans:
     strategy: Strategy = "auto"
     device: Device = None
     queue_depth: Depth = None
-    decode_step: Step = False
+    decode_step: Step = True
 
 
 def _version(wanted: bool) -> None:

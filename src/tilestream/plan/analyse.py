@@ -51,12 +51,12 @@ def analyse(
     device = device or devices.planned_for(options.device)
     cut = training_cut(options, device, sums) if training else None
     told: list[str] = []
-    found = None
-    if options.decode_step and not training and (options.measure or options.target == "reference"):
+    found = capture(model, inputs, keywords, training, cut, options.attention)
+    may_step = options.decode_step and not training and (options.measure or options.target == "reference")
+    if may_step and any(map(decode.writes_cache, found.graphs)):
         change = partial(decode.expected, device=device, told=told.append)
-        found = capture(model, inputs, keywords, masks=options.attention, change=change)
-    if found is None or not any(map(decode.steps_of, (graph.graph for graph in found.graphs))):
-        found = capture(model, inputs, keywords, training, cut, options.attention)
+        stepped = capture(model, inputs, keywords, masks=options.attention, change=change)
+        found = stepped if any(decode.steps_of(graph.graph) for graph in stepped.graphs) else found
     for graph, kind in zip(found.graphs, found.kinds, strict=True):
         if kind == "inference":
             for each in REPLACEMENTS:

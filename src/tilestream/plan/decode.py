@@ -74,6 +74,11 @@ def expected(graph: fx.GraphModule, device: Device, told: Callable[[str], Any]) 
         return graph
 
 
+def writes_cache(graph: fx.GraphModule) -> bool:
+    """Whether a graph of Dynamo or ATen writes places of a cache: others are no decode steps, and are not told so."""
+    return any("index_copy" in str(n.target) for n in graph.graph.nodes)
+
+
 def is_of_one_token(graph: fx.GraphModule) -> bool:
     """Whether a token of each sequence is embedded, in a graph of Dynamo or ATen."""
     made = [n for n in graph.graph.nodes if "embedding" in str(n.target) and n.op == "call_function"]

@@ -21,7 +21,7 @@ def settle_sizes(graph: fx.GraphModule) -> None:
     Dynamo makes a size symbolic when it has seen two, as of caches of two calls of ``generate``. A step's kernel is one
     size's, so each size has a graph.
     """
-    if not decode.is_of_one_token(graph) or not any("index_copy" in str(n.target) for n in graph.graph.nodes):
+    if not decode.is_of_one_token(graph) or not decode.writes_cache(graph):
         return
     for node in graph.graph.find_nodes(op="placeholder"):
         held = node.meta.get("example_value")
@@ -31,10 +31,13 @@ def settle_sizes(graph: fx.GraphModule) -> None:
 
 
 def stepped(graph: fx.GraphModule, options: Options, target: Target) -> tuple[fx.GraphModule, Shape] | None:
-    """A copy of an inference graph with its decode step as one operator; None where it is none, which is announced.
+    """A copy of an inference graph with its decode step as one operator; None where it is none, which is announced of
+    graphs that write a cache.
 
     Its kernel begins to be compiled, beside all that is compiled until it is timed.
     """
+    if not decode.writes_cache(graph):
+        return None
     try:
         made, planned = decode.stepped(graph, target.hardware)
     except Unsupported as why:
