@@ -72,4 +72,5 @@ def test_commands(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, [*words, str(tmp_path / "t.json")], catch_exceptions=False)
     assert done.exit_code == 0 and "10 hand-overs" in done.output
     stages = [e for e in json.loads((tmp_path / "t.json").read_text())["traceEvents"] if e.get("cat") == "stage"]
-    assert [e["args"]["hand-over us"] for e in stages] == [0.0] + [0.65] * 10
+    first, *others = (e["args"]["hand-over us"] for e in stages)
+    assert first == 0.0 and len(others) == 10 and all(0.5 < us < 0.7 for us in others), "half, and what is read"

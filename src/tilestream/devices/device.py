@@ -102,9 +102,9 @@ class Device:
     """From a warpgroup's last wgmma to its next, besides the epilogue: drain, fence, barrier."""
     handoff_ops: float = 4.0
     """Lane operations an element to round, pack and store a linear's result for the next use."""
-    hand_over_s: float = 1.3e-6
-    """From the end of the slowest CTA until all have what it computed, by words with tags through the L2: 1.0 to 1.6 us
-    between stages of a decode step on an H200 (benchmarks/results/decode_stages.json); of others it is assumed."""
+    hand_over_s: float = 1.0e-6
+    """From the end of the slowest CTA until all have what it computed, by words with tags through the L2: 0.8 to 1.2 us
+    between stages of a decode step of few values on an H200 (docs/decoding.md); of others it is assumed."""
     registers_per_sm: int = 65_536
     shared_bytes_per_sm: int = 233_472
     ctas_per_sm: int = 32

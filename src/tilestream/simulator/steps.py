@@ -10,11 +10,14 @@ from math import ceil
 from tilestream.devices import Device
 from tilestream.kernels.coefficients import scaling
 from tilestream.kernels.step.kernel import STAGES
-from tilestream.kernels.step.shape import Shape
+from tilestream.kernels.step.shape import TILE, Shape
 
-ROWS_S = 1.7e-6
+ROWS_S = 1.5e-6
 """From a CTA's first values of a stage to its last word of it, where memory is no limit: medians over CTAs and layers
-of SmolLM's and Qwen3's stages lie between 1.0 and 3.1 us on an H200 (benchmarks/results/decode_stages.json)."""
+of SmolLM's and Qwen3's stages lie between 0.8 and 2.5 us on an H200 (docs/decoding.md)."""
+WORDS = 2.65
+"""How many times as long as the L2 would take CTAs read what others have made, which is polled and put together: a
+regression coefficient of steps of Qwen3-0.6B of 8 and 32 sequences (benchmarks/fit/fit_steps.py)."""
 
 PROJECT, ATTEND, OUTPUT, GATE, DOWN, HEAD = (name.removeprefix("the ") for name in STAGES)
 
@@ -25,7 +28,8 @@ class StepStage:
 
     Attributes:
         bytes: of weights and caches that it reads. ahead: of them those that came while others were waited for.
-        hand_over_us: until all CTAs have what it reads of others; 0 of the first, which reads the token's embedding.
+        hand_over_us: until all CTAs have what it reads of others, which takes longer the more it is; 0 of the first,
+            which reads the token's embedding.
         rows_us: until its rows are made: what a CTA takes for them, or until the rest of its bytes is there.
     """
 
@@ -74,7 +78,7 @@ def simulate_step(shape: Shape, device: Device) -> StepRun:
     ring = shape.slots * shape.slot_bytes * device.sms
     ahead, made = 0.0, []
     for name, layer, size, most in _reads(shape, device.sms):
-        waits = device.hand_over_s if made else 0.0
+        waits = device.hand_over_s + _words_s(shape, name, device) if made else 0.0
         ahead = min(float(ring), ahead + waits * device.dram_bytes_per_s)
         there = min(1.0, ahead / size)
         memory = (1 - there) * max(size / device.dram_bytes_per_s, most / device.sm_bytes_per_s)
@@ -82,6 +86,19 @@ def simulate_step(shape: Shape, device: Device) -> StepRun:
         made.append(StepStage(name, layer, size, round(there * size), 1e6 * waits, 1e6 * takes))
         ahead = min(float(ring), max(0.0, ahead + takes * device.dram_bytes_per_s - size))
     return StepRun(1e6 * device.launch_s, tuple(made))
+
+
+def _words_s(s: Shape, stage: str, device: Device) -> float:
+    """Seconds in which CTAs read the words that a stage has from others: each CTA with rows of it reads them all."""
+    pairs = ceil(s.width / (2 * TILE))
+    ctas = {ATTEND: s.key_heads * s.batch * s.splits, OUTPUT: pairs, DOWN: pairs}.get(stage, device.sms)
+    values = {OUTPUT: s.heads * s.features * s.splits, DOWN: s.hidden}.get(stage, s.width) * s.batch
+    size = 4.0 * values  # a word of eight bytes has two
+    if stage == OUTPUT and s.splits > 1:
+        size += values  # sums of shares
+    if stage == ATTEND:
+        size = 8.0 * (s.heads // s.key_heads + 2) * s.features * ceil(ctas / device.sms)
+    return WORDS * size * max(1 / device.sm_bytes_per_s, min(ctas, device.sms) / device.l2_bytes_per_s)
 
 
 def _reads(s: Shape, ctas: int) -> Iterator[tuple[str, int, int, int]]:
