@@ -42,9 +42,10 @@ from tilestream.devices import H200
 from tilestream.graph.decode import STEP
 from tilestream.graph.decode.op import step
 from tilestream.kernels.step.kernel import StepKernel
-from tilestream.kernels.step.shape import GPT2_LAST, LAST, Shape, names_of, sizes_of
+from tilestream.kernels.step.shape import Shape
 from tilestream.plan.decode import predicted_us
 from tilestream.run.backend import tilestream
+from tilestream.run.record_step import operands
 from tilestream.run.timing import capture, interleaved
 
 MODELS = {
@@ -76,30 +77,6 @@ WAYS: dict[str, dict[str, Any] | None] = {
 """Arguments of ``CompileConfig``; None: not compiled."""
 
 
-def operands(s: Shape, seed: int = 0) -> list[Any]:
-    """What ``graph.decode.op.step`` takes, on the GPU."""
-    g = torch.Generator("cuda").manual_seed(seed)
-
-    def data(*sizes: int, scale: float = 1.0) -> torch.Tensor:
-        return (torch.randn(*sizes, generator=g, device="cuda") * scale).bfloat16()
-
-    sizes = sizes_of(s)
-    names = [*names_of(s.head_norms, s.gpt2) * s.layers, *(GPT2_LAST if s.gpt2 else LAST)]
-    weights = [
-        (0 if "bias" in n else 1) + data(*sizes[n], scale=0.1)
-        if len(sizes[n]) == 1
-        else data(*sizes[n], scale=sizes[n][0 if s.gpt2 and n != "head" else 1] ** -0.5)
-        for n in names
-    ]
-    caches = [data(s.batch, s.key_heads, s.positions, s.features) for _ in range(2 * s.layers)]
-    there = torch.arange(s.positions, device="cuda") <= PLACE
-    mask = torch.where(there, 0.0, float("-inf")).bfloat16().view(1, 1, 1, -1)
-    angle = torch.rand(1, 1, s.features, generator=g, device="cuda") * 6
-    turn = [None, None] if s.gpt2 else [angle.cos().bfloat16(), angle.sin().bfloat16()]
-    lengths = [torch.tensor(PLACE, device="cuda") for _ in range(s.layers)]
-    return [data(s.batch, 1, s.width), *turn, mask, weights, caches, lengths, False, s.features**-0.5, 1e-5, 1e-6]
-
-
 def converted(given: list[Any], dtype: torch.dtype) -> list[Any]:
     """A copy of operands in another precision."""
 
@@ -125,7 +102,7 @@ def checked(s: Shape, steps: int) -> dict[str, Any]:
     from tilestream.cuda.step import loaded
 
     small = replace(s, layers=min(s.layers, 4))
-    given = operands(small)
+    given = operands(small, PLACE)
     want = step(*converted(given, torch.float64))
     got = [STEP(*converted(given, torch.bfloat16)) for _ in range(3)]
     again = converted(given, torch.bfloat16)
@@ -272,7 +249,7 @@ def measured(case: str, given: argparse.Namespace) -> dict[str, Any]:
         module, ids = model_of(s), torch.arange(5, 5 + s.batch, device="cuda")[:, None]
         found["arms"] = timed(module, ids, lengths_of(module), turns)
     with turns.alone():
-        us = kernel_us(operands(s))
+        us = kernel_us(operands(s, PLACE))
     found["kernel"] |= {"kernel_us": us, "bytes_per_s": 1e6 * s.weight_bytes / us}
     if given.generate and not (s.gpt2 or s.batch > 1):
         print(case, json.dumps(found), flush=True)

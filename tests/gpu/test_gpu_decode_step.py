@@ -11,6 +11,7 @@ from decode_steps import NUMBERS, Step, made_up
 from tilestream.graph.decode import STEP
 from tilestream.kernels.step.kernel import StepKernel
 from tilestream.kernels.step.shape import Shape
+from tilestream.run.record_step import record_step
 
 pytestmark = pytest.mark.gpu
 
@@ -82,3 +83,14 @@ def test_steps_with_delays_in_a_graph(name: str) -> None:
         got.zero_()
         graph.replay()
         assert torch.equal(got, want)
+
+
+def test_a_recording() -> None:
+    """Every stage of every layer is stamped, by CTAs that end after they begin."""
+    shape = Shape(4, 576, 1536, 9, 3, 64, 512, 1000)
+    found = record_step(shape)
+    slices = list(found.slices())
+    assert {(s.layer, s.stage) for s in slices} >= {(n, "gate and up") for n in range(4)} | {(4, "head")}
+    assert all(s.begin_us <= s.values_us <= s.end_us for s in slices)
+    assert 0 < found.time_us < found.stamped_us * 1.05
+    assert max(s.end_us for s in slices) < 2 * found.stamped_us

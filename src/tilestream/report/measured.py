@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from rich import box
@@ -20,12 +20,20 @@ from tilestream.report.explain import as_text
 from tilestream.report.simulation import Run, Simulation
 from tilestream.report.words import microseconds
 from tilestream.run.record import record
+from tilestream.run.record_step import StageTimes, StepRecording, record_step
+from tilestream.simulator.steps import StepRun
 
 NOTE = (
     "Microseconds of a mean SM of the stage, launch overhead included; they add up to the time of its launch. Measured "
     "by kernels with stamps, whose own cost is in these figures: the times above the tables say how much. work is "
     "steps without their waits; memory is a wait for the L2 or DRAM, which kernels cannot tell apart; end is after the "
     "last step, while other SMs still work."
+)
+
+
+STEP_NOTE = (
+    "A decode step has random weights, and its token is the last one of its cache. Medians over layers: a hand-over "
+    "lasts until the last CTA has its first values, rows from a CTA's first values to its last word."
 )
 
 
@@ -65,18 +73,44 @@ class Measured:
 
 
 @dataclass(frozen=True)
+class MeasuredStep:
+    """A decode step that was predicted and ran."""
+
+    name: str
+    run: StepRun
+    recording: StepRecording
+
+    @property
+    def error(self) -> float:
+        return self.run.time_us / self.recording.time_us - 1
+
+    def stages(self) -> Iterator[tuple[str, float, float, StageTimes]]:
+        """By stage the hand-over and the rows that were predicted, means over layers, and what was measured."""
+        times = self.recording.by_stage()
+        for same in self.run.by_name():
+            waits, takes = (sum(getattr(s, what) for s in same) / len(same) for what in ("hand_over_us", "rows_us"))
+            if same[0].name in times:
+                yield same[0].name, waits, takes, times[same[0].name]
+
+
+@dataclass(frozen=True)
 class Measurements:
-    """All candidates of a model that were simulated and recorded, and why others were not."""
+    """All candidates of a model that were simulated and recorded, its decode steps, and why others were not."""
 
     runs: tuple[Measured, ...]
     problems: tuple[str, ...]
+    steps: tuple[MeasuredStep, ...] = ()
 
     @classmethod
     def of(cls, simulated: Simulation, progress: Callable[[str], None] = lambda _: None) -> Measurements:
         """Record every simulated candidate on the GPU present."""
-        made = []
-        stepped = steps.of(simulated.analysis)
-        problems = [f"{launch.name}: not recorded: its kernel leaves no stamps" for launch, _ in stepped]
+        made, stepped, problems = [], [], []
+        for launch, step in steps.of(simulated.analysis):
+            progress(f"recording {launch.name}")
+            try:
+                stepped.append(MeasuredStep(launch.name, step, record_step(step.shape)))
+            except TilestreamError as failure:
+                problems.append(f"{launch.name}: {failure}")
         for run in simulated.runs:
             if run.strategy == "bulk":
                 problems.append(f"{run.region}, bulk: not recorded: library kernels leave no stamps")
@@ -87,7 +121,7 @@ class Measurements:
                 made.append(Measured(run, recording, compare(run.outcome, recording)))
             except TilestreamError as failure:
                 problems.append(f"{run.region}, {run.strategy}: {failure}")
-        return cls(tuple(made), tuple(problems))
+        return cls(tuple(made), tuple(problems), tuple(stepped))
 
     def recordings(self) -> dict[str, Recording]:
         """By title, as ``report.timeline`` takes them."""
@@ -99,12 +133,21 @@ class Measurements:
     def __rich__(self) -> RenderableType:
         parts: list[RenderableType] = []
         for m in self.runs:
-            parts += [Text(f"{m.title}: {_times(m)}", style="bold"), _table(m.stages)]
+            dropped = m.recording.dropped
+            told = f"; {dropped:,} stamps found no room, so that waits are missing" if dropped else ""
+            parts += [Text(f"{m.title}: {_times(m, m.run.outcome.time_us)}{told}", style="bold"), _table(m.stages)]
+        for step in self.steps:
+            parts += [
+                Text(f"decode step {step.name}: {_times(step, step.run.time_us)}", style="bold"),
+                _step_table(step),
+            ]
         parts += [Text(problem, style="yellow") for problem in self.problems]
-        return Group(*parts, Text(NOTE, style="dim"))
+        if self.steps:
+            parts.append(Text(STEP_NOTE, style="dim"))
+        return Group(*parts, *([Text(NOTE, style="dim")] if self.runs else []))
 
     def json(self) -> list[dict[str, Any]]:
-        return [
+        return [*map(_step_facts, self.steps)] + [
             {
                 "region": m.run.region,
                 "strategy": m.run.strategy,
@@ -123,13 +166,47 @@ class Measurements:
         ]
 
 
-def _times(m: Measured) -> str:
+def _times(m: Measured | MeasuredStep, simulated_us: float) -> str:
     r = m.recording
-    dropped = f"; {r.dropped:,} stamps found no room, so that waits are missing" if r.dropped else ""
     return (
-        f"simulated {microseconds(m.run.outcome.time_us)} us, measured {microseconds(r.time_us)} us ({m.error:+.0%}), "
-        f"with stamps {microseconds(r.stamped_us)} us ({r.overhead:+.1%}){dropped}"
+        f"simulated {microseconds(simulated_us)} us, measured {microseconds(r.time_us)} us ({m.error:+.0%}), "
+        f"with stamps {microseconds(r.stamped_us)} us ({r.overhead:+.1%})"
     )
+
+
+def _step_table(m: MeasuredStep) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading in (
+        "stage",
+        "CTAs",
+        "hand-over us: simulated",
+        "measured",
+        "rows us: simulated",
+        "measured",
+        "of the last",
+    ):
+        table.add_column(heading, justify="left" if heading == "stage" else "right")
+    for name, waits, takes, found in m.stages():
+        us = (waits, found.hand_over_us, takes, found.rows_us, found.most_rows_us)
+        table.add_row(name, f"{found.ctas:.0f}", *(f"{each:.2f}" for each in us))
+    return table
+
+
+def _step_facts(m: MeasuredStep) -> dict[str, Any]:
+    return {
+        "region": m.name,
+        "strategy": "decode step",
+        "device": m.recording.device,
+        "predicted_us": m.run.time_us,
+        "measured_us": m.recording.time_us,
+        "stamped_us": m.recording.stamped_us,
+        "overhead": m.recording.overhead,
+        "error": m.error,
+        "stages": [
+            {"stage": name, "simulated_us": {"hand_over_us": waits, "rows_us": takes}, "measured_us": asdict(found)}
+            for name, waits, takes, found in m.stages()
+        ],
+    }
 
 
 def _table(stages: tuple[Comparison, ...]) -> Table:

@@ -11,6 +11,7 @@ from tilestream import files
 from tilestream.cuda.recording import CONSUMERS, DETAIL, WAIT, Recording, Slice
 from tilestream.kernels.stream.emit import ROLES
 from tilestream.plan.whole import WholePlan
+from tilestream.run.record_step import StepRecording
 from tilestream.simulator import Simulation, Span
 from tilestream.simulator.steps import StepRun
 
@@ -22,6 +23,7 @@ def trace(
     runs: Mapping[str, Simulation],
     recordings: Mapping[str, Recording] | None = None,
     plan: WholePlan | None = None,
+    steps: Mapping[str, StepRecording] | None = None,
 ) -> dict[str, Any]:
     """One process a run, one thread an SM, one slice a step; times in microseconds.
 
@@ -33,6 +35,7 @@ def trace(
         runs: simulations by the title that the viewer shows.
         recordings: measured runs by the title of their simulation.
         plan: of the whole model, whose launches are a process of their own, one after another.
+        steps: decode steps that ran, by name: a process each, a thread a CTA, with its waits and rows of each stage.
     """
     recordings = recordings or {}
     events: list[dict[str, Any]] = [] if plan is None else _launches(plan)
@@ -47,7 +50,10 @@ def trace(
             for span in spans:
                 events += [_wait(pid, worker, *wait) for wait in waits(span)]
                 events.append(_step(pid, span))
+    for index, (name, step) in enumerate((steps or {}).items()):
+        events += _recorded_step(1 + PROCESSES * len(runs) + index, name, step)
     about = {title: _about(recording) for title, recording in recordings.items()}
+    about |= {name: _about_step(step) for name, step in (steps or {}).items()}
     other = {"source": "tilestream trace --measured", "measured": about} if about else {"source": "tilestream simulate"}
     return {"traceEvents": events, "displayTimeUnit": "ns", "otherData": other}
 
@@ -57,9 +63,10 @@ def write(
     runs: Mapping[str, Simulation],
     recordings: Mapping[str, Recording] | None = None,
     plan: WholePlan | None = None,
+    steps: Mapping[str, StepRecording] | None = None,
 ) -> Path:
-    """Write ``trace(runs, recordings, plan)`` to ``path`` and return it."""
-    return files.write(path, json.dumps(trace(runs, recordings, plan), separators=(",", ":")))
+    """Write ``trace(runs, recordings, plan, steps)`` to ``path`` and return it."""
+    return files.write(path, json.dumps(trace(runs, recordings, plan, steps), separators=(",", ":")))
 
 
 def _launches(plan: WholePlan) -> list[dict[str, Any]]:
@@ -106,6 +113,25 @@ def _about(run: Recording) -> dict[str, Any]:
         "device": run.device,
         "rows": run.rows,
     }
+
+
+def _about_step(step: StepRecording) -> dict[str, Any]:
+    return {"us": step.time_us, "us_with_stamps": step.stamped_us, "overhead": step.overhead, "device": step.device}
+
+
+def _recorded_step(pid: int, name: str, step: StepRecording) -> Iterator[dict[str, Any]]:
+    """A decode step as a process: what each CTA waited for, and when it made its rows."""
+    times = f"{step.time_us:.1f} us, {step.stamped_us:.1f} us with stamps"
+    yield from _process(pid, f"{name}, measured: {times} on {step.device}")
+    known: set[int] = set()
+    for s in step.slices():
+        if s.cta not in known:
+            known.add(s.cta)
+            yield from _thread(pid, s.cta, f"CTA {s.cta}")
+        if s.values_us > s.begin_us:
+            yield _wait(pid, s.cta, s.begin_us, s.values_us, f"values of {s.stage}")
+        at = {"ph": "X", "cat": "step", "name": s.stage, "pid": pid, "tid": s.cta, "ts": round(s.values_us, 4)}
+        yield {**at, "dur": round(s.end_us - s.values_us, 4), "args": {"layer": s.layer}}
 
 
 def _recorded(pid: int, title: str, run: Recording) -> list[dict[str, Any]]:

@@ -49,6 +49,7 @@ class StepStage:
 class StepRun:
     """A step on a device: microseconds of its launch, and its stages in order. ``lines``: the user's, by stage."""
 
+    shape: Shape
     launch_us: float
     stages: tuple[StepStage, ...]
     lines: dict[str, str] = field(default_factory=dict)
@@ -85,7 +86,7 @@ def simulate_step(shape: Shape, device: Device) -> StepRun:
         takes = max(memory, ROWS_S * scaling.cycles(device))
         made.append(StepStage(name, layer, size, round(there * size), 1e6 * waits, 1e6 * takes))
         ahead = min(float(ring), max(0.0, ahead + takes * device.dram_bytes_per_s - size))
-    return StepRun(1e6 * device.launch_s, tuple(made))
+    return StepRun(shape, 1e6 * device.launch_s, tuple(made))
 
 
 def _words_s(s: Shape, stage: str, device: Device) -> float:
