@@ -9,48 +9,38 @@ prediction is off on all, with it and with what the simulator has. Needs no GPU.
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from functools import cache
 from math import log
-from pathlib import Path
 
-from benchmarks.run.decode_step import MODELS
+from benchmarks.lib.places import RESULTS
+from benchmarks.run.decode_step import shape_of
 from tilestream.devices import H200
-from tilestream.kernels.step.shape import Shape
-from tilestream.simulator import steps
+from tilestream.simulator.steps import WORDS, simulate_step
 
-RESULTS = Path(__file__).parents[1] / "results" / "decode_step.json"
 FITTED = ("qwen3-0.6b*8", "qwen3-0.6b*32")
 TRIED = [n / 20 for n in range(0, 101)]
 
 
-def measured() -> dict[str, tuple[Shape, float]]:
-    """By case a shape, and microseconds of its kernel."""
-    cases = json.loads(RESULTS.read_text(encoding="utf-8"))["cases"]
-    found = {}
-    for case, row in cases.items():
-        name, _, batch = case.partition("*")
-        if "kernel" in row:
-            found[case] = (replace(MODELS[name], batch=int(batch or 1)), row["kernel"]["kernel_us"])
-    return found
+@cache
+def measured() -> dict[str, float]:
+    """By case microseconds of its kernel."""
+    cases = json.loads((RESULTS / "decode_step.json").read_text(encoding="utf-8"))["cases"]
+    return {case: row["kernel"]["kernel_us"] for case, row in cases.items() if "kernel" in row}
 
 
-def ratios(words: float) -> dict[str, float]:
-    """By case what is predicted, over what was measured."""
-    own, steps.WORDS = steps.WORDS, words
-    try:
-        return {case: steps.simulate_step(shape, H200).time_us / us for case, (shape, us) in measured().items()}
-    finally:
-        steps.WORDS = own
+def ratio(case: str, words: float) -> float:
+    """What is predicted, over what was measured."""
+    return simulate_step(shape_of(case), H200, words).time_us / measured()[case]
 
 
 def fitted() -> float:
-    return min(TRIED, key=lambda words: sum(log(ratio) ** 2 for case, ratio in ratios(words).items() if case in FITTED))
+    return min(TRIED, key=lambda words: sum(log(ratio(case, words)) ** 2 for case in FITTED))
 
 
 def main() -> None:
     best = fitted()
-    for words, name in ((best, "fitted"), (steps.WORDS, "in use")):
-        told = (f"{case} {ratio:.2f}{' (fitted on)' * (case in FITTED)}" for case, ratio in ratios(words).items())
+    for words, name in ((best, "fitted"), (WORDS, "in use")):
+        told = (f"{case} {ratio(case, words):.2f}{' (fitted on)' * (case in FITTED)}" for case in measured())
         print(f"{words} {name}: predicted over measured " + ", ".join(told))
 
 

@@ -24,7 +24,6 @@ import copy
 import json
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -34,6 +33,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.lib.places import module_command
 from benchmarks.lib.recurrent_decoders import RecurrentDecoder
 from benchmarks.lib.static_decoders import Decoder, Gpt2Decoder, held_by
 from benchmarks.lib.turns import Turns
@@ -218,6 +218,12 @@ def by_events(call: Callable[[], Any]) -> float:
     return 1e3 * start.elapsed_time(end)
 
 
+def shape_of(case: str) -> Shape:
+    """Of ``MODEL`` or ``MODEL*BATCH``."""
+    name, _, batch = case.partition("*")
+    return replace(MODELS[name], batch=int(batch or 1))
+
+
 def predicted(s: Shape) -> dict[str, Any]:
     return {
         "floor_us": 1e6 * s.weight_bytes / H200.dram_bytes_per_s,
@@ -230,16 +236,15 @@ def predicted(s: Shape) -> dict[str, Any]:
 @torch.no_grad()
 def measured(case: str, given: argparse.Namespace) -> dict[str, Any]:
     """All of a case, ``MODEL`` or ``MODEL*BATCH``."""
-    name, _, batch = case.partition("*")
     turns = Turns(given.turns, 300.0)
     if given.turns:
         turns.take_part()
-    if name == RECURRENT:
+    if case == RECURRENT:
         torch.manual_seed(0)
         with torch.device("cuda"):
             recurrent = RecurrentDecoder().bfloat16().eval()
         return {"arms": timed(recurrent, torch.tensor([5], device="cuda"), list(recurrent.buffers()), turns)}
-    s = replace(MODELS[name], batch=int(batch or 1))
+    s = shape_of(case)
     found = predicted(s)
     if given.predict:
         return found
@@ -262,7 +267,7 @@ def beside(given: argparse.Namespace) -> dict[str, Any]:
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         flags = ["--steps", str(given.steps), *(f"--{n}" for n in ("kernels", "generate") if getattr(given, n))]
-        command = [sys.executable, "-m", "benchmarks.run.decode_step", "--turns", folder, *flags]
+        command = [*module_command("run.decode_step"), "--turns", folder, *flags]
         files = {case: Path(folder, f"{n}.json") for n, case in enumerate(given.cases)}
         started = [subprocess.Popen([*command, case, "--json", str(file)]) for case, file in files.items()]
         for case, process in zip(given.cases, started, strict=True):

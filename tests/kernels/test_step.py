@@ -142,4 +142,4 @@ def test_compiles(name: str, batch: int) -> None:
         report = compile_text(kernel.text, NAME, kernel.shape.shared_bytes)
     except CompileError as missing:
         pytest.skip(missing.cause)
-    assert report.registers <= 168 and report.spills <= (0 if batch == 1 else 2600)
+    assert report.registers <= 168 and report.spills <= (0 if batch == 1 else 2500)

@@ -14,7 +14,8 @@ from tilestream.cuda.step import stamps_of, steps_of, values_of
 from tilestream.graph.decode.op import step
 from tilestream.kernels.parts.source import Call, Part
 from tilestream.kernels.step.kernel import StepKernel
-from tilestream.kernels.step.shape import GPT2_LAST, LAST, Shape, names_of, sizes_of
+from tilestream.kernels.step.shape import Shape
+from tilestream.run.record_step import operands
 
 BF16 = torch.bfloat16
 NUMBERS = (0.11, 1e-5, 1e-6)
@@ -50,28 +51,12 @@ class Step:
 
 def made_up(shape: Shape, place: int, seed: int = 0, device: str = "cpu") -> Step:
     """A token at ``place`` of a cache; of several sequences each has its position, and hides another first part."""
-    g = torch.Generator(device).manual_seed(seed)
-    sizes, batch = sizes_of(shape), shape.batch
-
-    def weight(name: str) -> Tensor:
-        size = sizes[name]
-        made = torch.randn(*size, generator=g, device=device)
-        if len(size) == 1:
-            return ((0 if "bias" in name else 1) + made * 0.1).to(BF16)
-        return (made * size[0 if shape.gpt2 and name != "head" else 1] ** -0.5).to(BF16)
-
-    def data(*size: int) -> Tensor:
-        return torch.randn(*size, generator=g, device=device).to(BF16)
-
-    names = names_of(shape.head_norms, shape.gpt2) * shape.layers + list(GPT2_LAST if shape.gpt2 else LAST)
-    caches = [data(batch, shape.key_heads, shape.positions, shape.features) for _ in range(2 * shape.layers)]
-    angle = torch.rand(batch, 1, shape.features, generator=g, device=device) * 6
-    at, hidden = torch.arange(shape.positions, device=device), torch.arange(batch, device=device)[:, None]
+    row, _, _, _, weights, caches, lengths, *_ = operands(shape, place, device, seed)
+    angle = torch.rand(shape.batch, 1, shape.features, generator=torch.Generator().manual_seed(seed)).to(device) * 6
+    at, hidden = torch.arange(shape.positions, device=device), torch.arange(shape.batch, device=device)[:, None]
     mask = torch.where((at <= place) & (at >= hidden.clamp(max=place)), 0.0, float("-inf")).to(BF16)
-    lengths = [torch.tensor(place, device=device) for _ in range(shape.layers)]
     turn = (None, None) if shape.gpt2 else (angle.cos().to(BF16), angle.sin().to(BF16))
-    given = mask[:, None, None] if shape.masked else None
-    return Step(data(batch, 1, shape.width), *turn, given, [weight(n) for n in names], caches, lengths)
+    return Step(row, *turn, mask[:, None, None] if shape.masked else None, weights, caches, lengths)
 
 
 def on_host(

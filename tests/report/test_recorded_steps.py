@@ -13,10 +13,11 @@ from typer.testing import CliRunner
 
 from tilestream import devices
 from tilestream.cli.main import app
-from tilestream.kernels.step.kernel import STAGES, StepKernel
+from tilestream.kernels.step.kernel import StepKernel
 from tilestream.kernels.step.shape import Shape
 from tilestream.report import measured, timeline
 from tilestream.run.record_step import StageTimes, StepRecording
+from tilestream.simulator.steps import NAMES
 
 SMALL = Shape(3, 64, 96, 4, 2, 64, 40, 27)
 CTAS = 3
@@ -31,7 +32,7 @@ def recording() -> StepRecording:
 
 
 def test_stages_are_told_behind_the_last_cta_of_the_stage_in_front() -> None:
-    stamps = torch.zeros(2, 3, len(STAGES), 3, dtype=torch.int64)
+    stamps = torch.zeros(2, 3, len(NAMES), 3, dtype=torch.int64)
     for layer in range(2):
         for stage in range(5):
             begin = 10_000 * (5 * layer + stage)
@@ -40,7 +41,7 @@ def test_stages_are_told_behind_the_last_cta_of_the_stage_in_front() -> None:
                 stamps[1, layer, stage] = torch.tensor([begin, begin + 2_000, begin + 8_000])
     stamps[:, 2, 5] = torch.tensor([100_000, 101_000, 120_000])
     found = StepRecording("", 1.0, 1.0, stamps).by_stage()
-    assert list(found) == [name.removeprefix("the ") for name in (*STAGES[1:5], STAGES[0], STAGES[5])]
+    assert list(found) == [*NAMES[1:5], NAMES[0], NAMES[5]]
     assert found["attention"] == StageTimes(1, 6, 3, 3, 3)
     assert found["gate and up"] == StageTimes(2, 10, 4, 3, 6)
     assert found["head"].us == pytest.approx(22)
@@ -54,7 +55,7 @@ def test_slices_are_in_order_and_of_every_cta_with_rows(recording: StepRecording
         own = [s for s in slices if s.cta == cta]
         assert all(one.end_us <= other.begin_us for one, other in zip(own, own[1:], strict=False))
     assert {s.layer for s in slices if s.stage == "head"} == {SMALL.layers}
-    assert {s.stage for s in slices} == {name.removeprefix("the ") for name in STAGES}
+    assert {s.stage for s in slices} == set(NAMES)
 
 
 def test_the_timeline_has_a_thread_a_cta(recording: StepRecording) -> None:

@@ -73,13 +73,13 @@ def test_many_sequences_hand_over_more() -> None:
 
 def test_the_coefficient_is_what_its_script_fits() -> None:
     assert pytest.approx(fit_steps.fitted(), abs=0.01) == WORDS
-    for case, ratio in fit_steps.ratios(WORDS).items():  # on most of them it was not fitted
-        assert 0.7 < ratio < 1.25, case
+    for case in fit_steps.measured():  # on most of them it was not fitted
+        assert 0.7 < fit_steps.ratio(case, WORDS) < 1.25, case
 
 
 def test_devices() -> None:
     """Hardware queues would shorten hand-overs; fewer SMs have less room for what comes ahead."""
     us = {name: predicted_us(SMOLLM, get(name)) for name in ("h200", "h200+hand_over_s*0.1", "h200+sms*0.25")}
-    assert us["h200+hand_over_s*0.1"] < 0.75 * us["h200"]
+    assert us["h200+hand_over_s*0.1"] < 0.68 * us["h200"]
     assert us["h200+sms*0.25"] > us["h200"]
     assert predicted_us(LLAMA, get("h200+dram_bytes_per_s*0.5")) > 1.8 * predicted_us(LLAMA, H200)

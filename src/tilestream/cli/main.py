@@ -187,7 +187,7 @@ def trace(
     made = _simulated(what, how)
     found = _recorded(made) if measured else None
     plan = None if made.analysis.empty else made.analysis.whole
-    stepped = {step.name: step.recording for step in found.steps} if found else None
+    stepped = found.step_recordings() if found else None
     timeline.write(output, made.timelines(), found.recordings() if found else None, plan, stepped)
     out.print(made)
     if found:

@@ -29,8 +29,6 @@ NOTE = (
     "steps without their waits; memory is a wait for the L2 or DRAM, which kernels cannot tell apart; end is after the "
     "last step, while other SMs still work."
 )
-
-
 STEP_NOTE = (
     "A decode step has random weights, and its token is the last one of its cache. Medians over layers: a hand-over "
     "lasts until the last CTA has its first values, rows from a CTA's first values to its last word."
@@ -67,9 +65,8 @@ class Measured:
         return f"{self.run.region} {self.run.strategy}"
 
     @property
-    def error(self) -> float:
-        """Of the simulated time, as a share of the measured one without stamps."""
-        return self.run.outcome.time_us / self.recording.time_us - 1
+    def simulated_us(self) -> float:
+        return self.run.outcome.time_us
 
 
 @dataclass(frozen=True)
@@ -81,8 +78,8 @@ class MeasuredStep:
     recording: StepRecording
 
     @property
-    def error(self) -> float:
-        return self.run.time_us / self.recording.time_us - 1
+    def simulated_us(self) -> float:
+        return self.run.time_us
 
     def stages(self) -> Iterator[tuple[str, float, float, StageTimes]]:
         """By stage the hand-over and the rows that were predicted, means over layers, and what was measured."""
@@ -127,6 +124,10 @@ class Measurements:
         """By title, as ``report.timeline`` takes them."""
         return {m.title: m.recording for m in self.runs}
 
+    def step_recordings(self) -> dict[str, StepRecording]:
+        """By name, as ``report.timeline`` takes them."""
+        return {step.name: step.recording for step in self.steps}
+
     def __str__(self) -> str:
         return as_text(self)
 
@@ -135,10 +136,10 @@ class Measurements:
         for m in self.runs:
             dropped = m.recording.dropped
             told = f"; {dropped:,} stamps found no room, so that waits are missing" if dropped else ""
-            parts += [Text(f"{m.title}: {_times(m, m.run.outcome.time_us)}{told}", style="bold"), _table(m.stages)]
+            parts += [Text(f"{m.title}: {_times(m)}{told}", style="bold"), _table(m.stages)]
         for step in self.steps:
             parts += [
-                Text(f"decode step {step.name}: {_times(step, step.run.time_us)}", style="bold"),
+                Text(f"decode step {step.name}: {_times(step)}", style="bold"),
                 _step_table(step),
             ]
         parts += [Text(problem, style="yellow") for problem in self.problems]
@@ -152,12 +153,7 @@ class Measurements:
                 "region": m.run.region,
                 "strategy": m.run.strategy,
                 "rows": m.recording.rows,
-                "device": m.recording.device,
-                "predicted_us": m.run.outcome.time_us,
-                "measured_us": m.recording.time_us,
-                "stamped_us": m.recording.stamped_us,
-                "overhead": m.recording.overhead,
-                "error": m.error,
+                **_figures(m),
                 "clock_ns": m.recording.clock_ns,
                 "dropped_stamps": m.recording.dropped,
                 "stages": [_facts(c) for c in m.stages],
@@ -166,10 +162,26 @@ class Measurements:
         ]
 
 
-def _times(m: Measured | MeasuredStep, simulated_us: float) -> str:
+def _error(m: Measured | MeasuredStep) -> float:
+    """Of the simulated time, as a share of the measured one without stamps."""
+    return m.simulated_us / m.recording.time_us - 1
+
+
+def _figures(m: Measured | MeasuredStep) -> dict[str, Any]:
+    return {
+        "device": m.recording.device,
+        "predicted_us": m.simulated_us,
+        "measured_us": m.recording.time_us,
+        "stamped_us": m.recording.stamped_us,
+        "overhead": m.recording.overhead,
+        "error": _error(m),
+    }
+
+
+def _times(m: Measured | MeasuredStep) -> str:
     r = m.recording
     return (
-        f"simulated {microseconds(simulated_us)} us, measured {microseconds(r.time_us)} us ({m.error:+.0%}), "
+        f"simulated {microseconds(m.simulated_us)} us, measured {microseconds(r.time_us)} us ({_error(m):+.0%}), "
         f"with stamps {microseconds(r.stamped_us)} us ({r.overhead:+.1%})"
     )
 
@@ -196,12 +208,7 @@ def _step_facts(m: MeasuredStep) -> dict[str, Any]:
     return {
         "region": m.name,
         "strategy": "decode step",
-        "device": m.recording.device,
-        "predicted_us": m.run.time_us,
-        "measured_us": m.recording.time_us,
-        "stamped_us": m.recording.stamped_us,
-        "overhead": m.recording.overhead,
-        "error": m.error,
+        **_figures(m),
         "stages": [
             {"stage": name, "simulated_us": {"hand_over_us": waits, "rows_us": takes}, "measured_us": asdict(found)}
             for name, waits, takes, found in m.stages()

@@ -53,7 +53,7 @@ def trace(
     for index, (name, step) in enumerate((steps or {}).items()):
         events += _recorded_step(1 + PROCESSES * len(runs) + index, name, step)
     about = {title: _about(recording) for title, recording in recordings.items()}
-    about |= {name: _about_step(step) for name, step in (steps or {}).items()}
+    about |= {name: _cost(step) for name, step in (steps or {}).items()}
     other = {"source": "tilestream trace --measured", "measured": about} if about else {"source": "tilestream simulate"}
     return {"traceEvents": events, "displayTimeUnit": "ns", "otherData": other}
 
@@ -104,25 +104,20 @@ def _process(pid: int, title: str) -> list[dict[str, Any]]:
 
 def _about(run: Recording) -> dict[str, Any]:
     """What a recording says of itself in the file: what it cost, and how exact it is."""
-    return {
-        "us": run.time_us,
-        "us_with_stamps": run.stamped_us,
-        "overhead": run.overhead,
-        "clock_ns": run.clock_ns,
-        "dropped_stamps": run.dropped,
-        "device": run.device,
-        "rows": run.rows,
-    }
+    return {**_cost(run), "clock_ns": run.clock_ns, "dropped_stamps": run.dropped, "rows": run.rows}
 
 
-def _about_step(step: StepRecording) -> dict[str, Any]:
-    return {"us": step.time_us, "us_with_stamps": step.stamped_us, "overhead": step.overhead, "device": step.device}
+def _cost(run: Recording | StepRecording) -> dict[str, Any]:
+    return {"us": run.time_us, "us_with_stamps": run.stamped_us, "overhead": run.overhead, "device": run.device}
+
+
+def _times(run: Recording | StepRecording) -> str:
+    return f"{run.time_us:.1f} us, {run.stamped_us:.1f} us with stamps on {run.device}"
 
 
 def _recorded_step(pid: int, name: str, step: StepRecording) -> Iterator[dict[str, Any]]:
     """A decode step as a process: what each CTA waited for, and when it made its rows."""
-    times = f"{step.time_us:.1f} us, {step.stamped_us:.1f} us with stamps"
-    yield from _process(pid, f"{name}, measured: {times} on {step.device}")
+    yield from _process(pid, f"{name}, measured: {_times(step)}")
     known: set[int] = set()
     for s in step.slices():
         if s.cta not in known:
@@ -136,8 +131,7 @@ def _recorded_step(pid: int, name: str, step: StepRecording) -> Iterator[dict[st
 
 def _recorded(pid: int, title: str, run: Recording) -> list[dict[str, Any]]:
     """A recorded run as two processes: all SMs, and the warps of one SM a stage."""
-    times = f"{run.time_us:.1f} us, {run.stamped_us:.1f} us with stamps"
-    events = _process(pid, f"{title}, measured: {times} on {run.device}")
+    events = _process(pid, f"{title}, measured: {_times(run)}")
     events += _process(pid + 1, f"{title}, measured, inside the first SM of each stage")
     stages: dict[int, dict[str, None]] = {}
     details: dict[tuple[int, int], dict[str, None]] = {}

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tilestream.kernels.step.kernel import STAGES, StepKernel
+from tilestream.kernels.step.kernel import StepKernel
 from tilestream.kernels.step.shape import GPT2_LAST, LAST, Shape, names_of, sizes_of
 from tilestream.run.timing import timed_side_by_side
+from tilestream.simulator.steps import NAMES
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class StepRecording:
         first = self.stamps[..., 0][there].min() if there.any() else 0
         us = (self.stamps - first).double() / 1e3
         for cta, layer, stage in there.nonzero().tolist():
-            yield StepSlice(cta, layer, STAGES[stage].removeprefix("the "), *us[cta, layer, stage].tolist())
+            yield StepSlice(cta, layer, NAMES[stage], *us[cta, layer, stage].tolist())
 
     def by_stage(self) -> dict[str, StageTimes]:
         """By stage, but for the first one, in front of which nothing ended."""
@@ -78,15 +79,13 @@ class StepRecording:
         found: dict[str, list[tuple[float, ...]]] = {}
         before = None
         for layer in range(us.shape[1]):
-            for stage, name in enumerate(STAGES):
-                of = us[:, layer, stage]
-                of = of[of[:, 2] > 0]
-                if not len(of):
+            for stage, name in enumerate(NAMES):
+                if not len(of := us[us[:, layer, stage, 2] > 0, layer, stage]):
                     continue
                 if before is not None:
                     rows = of[:, 2] - of[:, 1]
                     times = (of[:, 2].max() - before, of[:, 1].max() - before, rows.median(), rows.max())
-                    found.setdefault(name.removeprefix("the "), []).append((float(len(of)), *map(float, times)))
+                    found.setdefault(name, []).append((float(len(of)), *map(float, times)))
                 before = of[:, 2].max()
         return {n: StageTimes(*map(statistics.median, zip(*each, strict=True))) for n, each in found.items()}
 

@@ -19,7 +19,8 @@ WORDS = 2.65
 """How many times as long as the L2 would take CTAs read what others have made, which is polled and put together: a
 regression coefficient of steps of Qwen3-0.6B of 8 and 32 sequences (benchmarks/fit/fit_steps.py)."""
 
-PROJECT, ATTEND, OUTPUT, GATE, DOWN, HEAD = (name.removeprefix("the ") for name in STAGES)
+NAMES = tuple(name.removeprefix("the ") for name in STAGES)
+PROJECT, ATTEND, OUTPUT, GATE, DOWN, HEAD = NAMES
 
 
 @dataclass(frozen=True)
@@ -63,13 +64,12 @@ class StepRun:
         return sum(stage.bytes for stage in self.stages)
 
     def by_name(self) -> list[list[StepStage]]:
-        """Stages of one name together, of all layers, in the order of ``STAGES``."""
-        order = [PROJECT, ATTEND, OUTPUT, GATE, DOWN, HEAD]
-        found = sorted(self.stages, key=lambda stage: order.index(stage.name))
+        """Stages of one name together, of all layers, in the order of ``NAMES``."""
+        found = sorted(self.stages, key=lambda stage: NAMES.index(stage.name))
         return [list(same) for _, same in groupby(found, key=lambda stage: stage.name)]
 
 
-def simulate_step(shape: Shape, device: Device) -> StepRun:
+def simulate_step(shape: Shape, device: Device, words: float = WORDS) -> StepRun:
     """Run a step over a full cache.
 
     Memory delivers at its rate all the time, unless all rings are full: so weights of the stages to come
@@ -79,7 +79,7 @@ def simulate_step(shape: Shape, device: Device) -> StepRun:
     ring = shape.slots * shape.slot_bytes * device.sms
     ahead, made = 0.0, []
     for name, layer, size, most in _reads(shape, device.sms):
-        waits = device.hand_over_s + _words_s(shape, name, device) if made else 0.0
+        waits = device.hand_over_s + words * _words_s(shape, name, device) if made else 0.0
         ahead = min(float(ring), ahead + waits * device.dram_bytes_per_s)
         there = min(1.0, ahead / size)
         memory = (1 - there) * max(size / device.dram_bytes_per_s, most / device.sm_bytes_per_s)
@@ -90,7 +90,7 @@ def simulate_step(shape: Shape, device: Device) -> StepRun:
 
 
 def _words_s(s: Shape, stage: str, device: Device) -> float:
-    """Seconds in which CTAs read the words that a stage has from others: each CTA with rows of it reads them all."""
+    """Seconds in which the L2 delivers the words of others to a stage, all of them to each CTA with rows of it."""
     pairs = ceil(s.width / (2 * TILE))
     ctas = {ATTEND: s.key_heads * s.batch * s.splits, OUTPUT: pairs, DOWN: pairs}.get(stage, device.sms)
     values = {OUTPUT: s.heads * s.features * s.splits, DOWN: s.hidden}.get(stage, s.width) * s.batch
@@ -99,7 +99,7 @@ def _words_s(s: Shape, stage: str, device: Device) -> float:
         size += values  # sums of shares
     if stage == ATTEND:
         size = 8.0 * (s.heads // s.key_heads + 2) * s.features * ceil(ctas / device.sms)
-    return WORDS * size * max(1 / device.sm_bytes_per_s, min(ctas, device.sms) / device.l2_bytes_per_s)
+    return size * max(1 / device.sm_bytes_per_s, min(ctas, device.sms) / device.l2_bytes_per_s)
 
 
 def _reads(s: Shape, ctas: int) -> Iterator[tuple[str, int, int, int]]:

@@ -186,10 +186,10 @@ struct Attention : StepRows {
       for (int j = 0; j < OF_LANE; j += 2) lanes::put_pair(own + g * PART + (lane * OF_LANE + j) * 4, t.values[g][j], t.values[g][j + 1]);
     if (lane % 4 == 0 && lane / 4 < GROUP) lanes::put_pair(own + lane / 4 * PART + FEATURES * 4, t.most, t.sum);
     together();
-    for (int i = thread; i < GROUP * FEATURES / 2; i += THREADS) hand_over(s, parts, i / (FEATURES / 2), i % (FEATURES / 2) * 2);
+    for (int i = thread; i < GROUP * FEATURES / 2; i += THREADS) put_together(s, parts, i / (FEATURES / 2), i % (FEATURES / 2) * 2);
   }
   // Two features of a query, of all warps together.
-  TS_DEV void hand_over(const Share& s, u32 parts, int g, int f) const {
+  TS_DEV void put_together(const Share& s, u32 parts, int g, int f) const {
     const u32 its = parts + g * PART;
     float largest = NOTHING, total = 0;
     Pair sum = {0, 0};
