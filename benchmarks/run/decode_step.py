@@ -1,6 +1,6 @@
 """A decode step of whole models as one kernel: checked, then timed against eager and Inductor.
 
-    python -m benchmarks.run.decode_step --json FILE                the four models, 512 positions, batch 1
+    python -m benchmarks.run.decode_step --json FILE                four models, 512 positions, batch 1; UNSEEN has more
     python -m benchmarks.run.decode_step qwen3-0.6b qwen3-0.6b*32      of 32 sequences, too
     python -m benchmarks.run.decode_step --beside                   models compile at once, and are timed in turn
     python -m benchmarks.run.decode_step smollm-135m --kernels      the kernel alone, checked and timed
@@ -27,7 +27,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +35,13 @@ import torch
 
 from benchmarks.lib.places import module_command
 from benchmarks.lib.recurrent_decoders import RecurrentDecoder
-from benchmarks.lib.static_decoders import Decoder, Gpt2Decoder, held_by
+from benchmarks.lib.static_decoders import Decoder, held_by
 from benchmarks.lib.turns import Turns
 from tilestream.bench.environment import environment
 from tilestream.devices import H200
 from tilestream.graph.decode import STEP
 from tilestream.graph.decode.op import step
+from tilestream.kernels.step.form import GPT2, LLAMA, QWEN3, Form
 from tilestream.kernels.step.kernel import StepKernel
 from tilestream.kernels.step.shape import Shape
 from tilestream.plan.decode import predicted_us
@@ -50,10 +51,29 @@ from tilestream.run.timing import capture, interleaved
 
 MODELS = {
     "smollm-135m": Shape(30, 576, 1536, 9, 3, 64, 512, 49152),
-    "qwen3-0.6b": Shape(28, 1024, 3072, 16, 8, 128, 512, 151936, head_norms=True),
+    "qwen3-0.6b": Shape(28, 1024, 3072, 16, 8, 128, 512, 151936, form=QWEN3),
     "llama-3.2-1b": Shape(16, 2048, 8192, 32, 8, 64, 512, 128256),
-    "gpt2": Shape(12, 768, 3072, 12, 12, 64, 512, 50257, gpt2=True),
+    "gpt2": Shape(12, 768, 3072, 12, 12, 64, 512, 50257, form=GPT2),
 }
+BIASED = ("query", "output", "gate", "down")
+UNSEEN = {
+    "qwen2.5-0.5b": Shape(24, 896, 4864, 14, 2, 64, 512, 151936, form=Form(biased=("query",))),
+    "pythia-160m": Shape(
+        12, 768, 3072, 12, 12, 64, 512, 50304,
+        form=Form("layer", activation="gelu", gated=False, biased=BIASED, qkv="heads", rotary=0.25, parallel=True),
+    ),
+    "phi-1.5": Shape(
+        24, 2048, 8192, 32, 32, 64, 512, 51200,
+        form=Form("layer", activation="gelu_tanh", gated=False, biased=(*BIASED, "head"), rotary=0.5, parallel=True),
+    ),
+    "stablelm-2-1.6b": Shape(
+        24, 2048, 5632, 32, 32, 64, 512, 100352, form=Form("layer", rotary=0.25, biased=("query",))
+    ),
+    "phi-4-mini": Shape(32, 3072, 8192, 24, 8, 128, 512, 200064, form=Form(qkv="parts", gate_up="parts", rotary=0.75)),
+    "granite-3.3-2b": Shape(40, 2048, 8192, 32, 8, 64, 512, 49155),
+    "qwen2.5-1.5b": Shape(28, 1536, 8960, 12, 2, 128, 512, 151936, form=Form(biased=("query",))),
+}  # fmt: skip
+"""Decoders that nothing was tuned on."""
 RECURRENT = "rwkv-169m"
 PLACE, ROUNDS = 479, 15
 ARMS: dict[str, dict[str, Any]] = {
@@ -106,7 +126,7 @@ def checked(s: Shape, steps: int) -> dict[str, Any]:
     want = step(*converted(given, torch.float64))
     got = [STEP(*converted(given, torch.bfloat16)) for _ in range(3)]
     again = converted(given, torch.bfloat16)
-    delayed, numbers = loaded(StepKernel(small, delays=True), 0), (0, *again[8:])
+    delayed, numbers = loaded(StepKernel(small, delays=True), 0), (0, *again[9:])
     same = all(torch.equal(delayed(*again[:7], numbers=numbers), got[0]) for _ in range(steps))  # pyright: ignore
     return {
         "error": error(got[0], want),
@@ -120,7 +140,7 @@ def generated(s: Shape, kernel_us: float | None, device: str = "cuda", tokens: i
     """A row an arm: microseconds of a token that ``generate`` makes, and how far its tokens are from the best."""
     import transformers  # pyright: ignore[reportMissingImports]
 
-    kind = "Qwen3" if s.head_norms else "Llama"
+    kind = "Qwen3" if s.form.head_norms else "Llama"
     config = getattr(transformers, f"{kind}Config")(
         num_hidden_layers=s.layers, hidden_size=s.width, intermediate_size=s.hidden, num_attention_heads=s.heads,
         num_key_value_heads=s.key_heads, head_dim=s.features, vocab_size=s.vocabulary, tie_word_embeddings=True,
@@ -159,20 +179,17 @@ def generated(s: Shape, kernel_us: float | None, device: str = "cuda", tokens: i
     return rows
 
 
-def model_of(s: Shape) -> Decoder | Gpt2Decoder:
+def model_of(s: Shape) -> Decoder:
     torch.manual_seed(0)
-    sizes: dict[str, Any] = {n: v for n, v in asdict(s).items() if n not in ("head_norms", "masked", "warps", "gpt2")}
+    sizes: dict[str, Any] = {n: v for n, v in vars(s).items() if n not in ("masked", "warps")}
     with torch.device("cuda"):
-        if s.gpt2:
-            made = Gpt2Decoder(**{n: v for n, v in sizes.items() if n not in ("key_heads", "features")})
-        else:
-            made = Decoder(**sizes, norms=s.head_norms)
+        made = Decoder(**sizes)
     for length in lengths_of(made):
         length.fill_(PLACE)
     return made.bfloat16().eval()
 
 
-def lengths_of(module: Decoder | Gpt2Decoder) -> list[torch.Tensor]:
+def lengths_of(module: Decoder) -> list[torch.Tensor]:
     return [length for _, _, length in held_by(module.layers)]
 
 
@@ -221,7 +238,7 @@ def by_events(call: Callable[[], Any]) -> float:
 def shape_of(case: str) -> Shape:
     """Of ``MODEL`` or ``MODEL*BATCH``."""
     name, _, batch = case.partition("*")
-    return replace(MODELS[name], batch=int(batch or 1))
+    return replace((MODELS | UNSEEN)[name], batch=int(batch or 1))
 
 
 def predicted(s: Shape) -> dict[str, Any]:
@@ -256,7 +273,7 @@ def measured(case: str, given: argparse.Namespace) -> dict[str, Any]:
     with turns.alone():
         us = kernel_us(operands(s, PLACE))
     found["kernel"] |= {"kernel_us": us, "bytes_per_s": 1e6 * s.weight_bytes / us}
-    if given.generate and not (s.gpt2 or s.batch > 1):
+    if given.generate and s.form in (LLAMA, QWEN3) and s.batch == 1:
         print(case, json.dumps(found), flush=True)
         found["generate"] = generated(s, us)
     return found
@@ -291,7 +308,7 @@ def main() -> None:
     wanted.add_argument("--turns", type=Path, help="a folder that processes beside each other share")
     wanted.add_argument("--json", type=Path)
     given = wanted.parse_args()
-    if unknown := {case.partition("*")[0] for case in given.cases} - {*MODELS, RECURRENT}:
+    if unknown := {case.partition("*")[0] for case in given.cases} - {*MODELS, *UNSEEN, RECURRENT}:
         wanted.error(f"no model is called {min(unknown)}")
     found: dict[str, Any] = {}
 

@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from decode_steps import NUMBERS, Step, made_up
+from decode_steps import FORMS, NUMBERS, Step, made_up
 
 from tilestream.graph.decode import STEP
+from tilestream.kernels.step.form import GPT2, QWEN3
 from tilestream.kernels.step.kernel import StepKernel
 from tilestream.kernels.step.shape import Shape
 from tilestream.run.record_step import record_step
@@ -17,14 +18,23 @@ pytestmark = pytest.mark.gpu
 
 SHAPES = {
     "SmolLM's, 4 layers": (Shape(4, 576, 1536, 9, 3, 64, 512, 1000), 400),
-    "Qwen3's, 2 layers": (Shape(2, 1024, 3072, 16, 8, 128, 512, 1000, head_norms=True), 511),
+    "Qwen3's, 2 layers": (Shape(2, 1024, 3072, 16, 8, 128, 512, 1000, form=QWEN3), 511),
     "Llama's, 2 layers": (Shape(2, 2048, 8192, 32, 8, 64, 512, 1000), 0),
     "small, no mask": (Shape(3, 64, 96, 4, 2, 64, 40, 27, masked=False), 17),
-    "GPT-2's, 4 layers": (Shape(4, 768, 3072, 12, 12, 64, 512, 1001, gpt2=True), 400),
+    "GPT-2's, 4 layers": (Shape(4, 768, 3072, 12, 12, 64, 512, 1001, form=GPT2), 400),
     "SmolLM's, 16 sequences": (Shape(4, 576, 1536, 9, 3, 64, 512, 1000, batch=16), 400),
-    "Qwen3's, 7 sequences": (Shape(2, 1024, 3072, 16, 8, 128, 512, 1000, head_norms=True, batch=7), 300),
-    "Qwen3's, 32 sequences": (Shape(2, 1024, 3072, 16, 8, 128, 512, 1000, head_norms=True, batch=32), 511),
-    "GPT-2's, 8 sequences": (Shape(2, 768, 3072, 12, 12, 64, 512, 1001, gpt2=True, batch=8), 400),
+    "Qwen3's, 7 sequences": (Shape(2, 1024, 3072, 16, 8, 128, 512, 1000, form=QWEN3, batch=7), 300),
+    "Qwen3's, 32 sequences": (Shape(2, 1024, 3072, 16, 8, 128, 512, 1000, form=QWEN3, batch=32), 511),
+    "GPT-2's, 8 sequences": (Shape(2, 768, 3072, 12, 12, 64, 512, 1001, form=GPT2, batch=8), 400),
+    "Qwen2.5's, 2 layers": (Shape(2, 896, 4864, 14, 2, 64, 512, 1000, form=FORMS["Qwen2's"]), 400),
+    "Pythia's, 4 layers": (Shape(4, 768, 3072, 12, 12, 64, 512, 1000, form=FORMS["Pythia's"]), 400),
+    "Pythia's, 16 sequences": (Shape(4, 768, 3072, 12, 12, 64, 512, 1000, form=FORMS["Pythia's"], batch=16), 400),
+    "Phi's, 3 sequences": (Shape(2, 2048, 8192, 32, 32, 64, 512, 1001, form=FORMS["Phi's"], batch=3), 300),
+    "Phi-4's, 2 layers": (Shape(2, 3072, 8192, 24, 8, 128, 512, 1000, form=FORMS["Phi-4's"]), 511),
+    "StableLM's, 2 layers": (Shape(2, 2048, 5632, 32, 32, 64, 512, 1000, form=FORMS["StableLM's"]), 100),
+    "Gemma's, 2 layers": (Shape(2, 2048, 16384, 8, 1, 256, 512, 1000, form=FORMS["Gemma's"]), 100),
+    "Arcee's, 8 sequences": (Shape(2, 2560, 18432, 20, 4, 128, 512, 1000, form=FORMS["Arcee's"], batch=8), 100),
+    "StarCoder2's, 2 layers": (Shape(2, 3072, 12288, 24, 4, 128, 512, 1000, form=FORMS["StarCoder2's"]), 100),
     "wide, 2 sequences": (Shape(1, 4096, 4096, 32, 8, 128, 512, 1000, batch=2), 500),
 }
 
@@ -50,11 +60,11 @@ def test_a_hundred_steps_give_the_same_bits(name: str) -> None:
     from tilestream.cuda.step import loaded
 
     shape, place = SHAPES[name]
-    operands = made_up(shape, place, device="cuda").operands
+    tensors = made_up(shape, place, device="cuda").tensors
     kernel = loaded(StepKernel(shape), 0)
-    want = kernel(*operands, (0, *NUMBERS))
+    want = kernel(*tensors, (0, *NUMBERS))
     for _ in range(100):
-        assert torch.equal(kernel(*operands, (0, *NUMBERS)), want)
+        assert torch.equal(kernel(*tensors, (0, *NUMBERS)), want)
 
 
 def test_stamps() -> None:
@@ -62,23 +72,23 @@ def test_stamps() -> None:
 
     shape, place = SHAPES["SmolLM's, 4 layers"]
     kernel = loaded(StepKernel(shape, stamps=True), 0)
-    kernel(*made_up(shape, place, device="cuda").operands, (0, *NUMBERS))
+    kernel(*made_up(shape, place, device="cuda").tensors, (0, *NUMBERS))
     noted = kernel.stamps[kernel.stamps[..., 2] > 0]
     assert len(noted) > 3 * shape.layers * 72 and (noted[:, 0] <= noted[:, 2]).all()
 
 
-@pytest.mark.parametrize("name", ["SmolLM's, 4 layers", "Qwen3's, 32 sequences", "GPT-2's, 8 sequences"])
+@pytest.mark.parametrize("name", ["SmolLM's, 4 layers", "Qwen3's, 32 sequences", "GPT-2's, 8 sequences", "Pythia's, 16 sequences"])
 def test_steps_with_delays_in_a_graph(name: str) -> None:
     from tilestream.cuda.step import loaded
 
     shape, place = SHAPES[name]
-    operands = made_up(shape, place, device="cuda").operands
-    want = loaded(StepKernel(shape), 0)(*operands, (0, *NUMBERS))
+    tensors = made_up(shape, place, device="cuda").tensors
+    want = loaded(StepKernel(shape), 0)(*tensors, (0, *NUMBERS))
     delayed = loaded(StepKernel(replace(shape), delays=True), 0)
-    delayed(*operands, (0, *NUMBERS))
+    delayed(*tensors, (0, *NUMBERS))
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        got = delayed(*operands, (0, *NUMBERS))
+        got = delayed(*tensors, (0, *NUMBERS))
     for _ in range(300):
         got.zero_()
         graph.replay()

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
-from decode_steps import made_up, on_host
+from decode_steps import FORMS, made_up, on_host
 
 from tilestream.cuda.compile import compile_text
 from tilestream.cuda.host.build import HostRace, HostRun, Mutation
 from tilestream.errors import CompileError, InputError, QueueTimeout, TilestreamError
+from tilestream.kernels.step.form import GPT2, QWEN3, Form
 from tilestream.kernels.step.kernel import NAME, StepKernel
 from tilestream.kernels.step.shape import Shape
 
@@ -20,17 +22,21 @@ gxx = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not install
 SMALL = Shape(2, 64, 96, 4, 2, 64, 160, 44, warps=2)
 CASES = {
     "two shares of the cache": (SMALL, 150),
-    "norms of heads, three queries a head of keys": (Shape(2, 96, 64, 3, 1, 128, 9, 24, head_norms=True, warps=2), 3),
+    "norms of heads, three queries a head of keys": (Shape(2, 96, 64, 3, 1, 128, 9, 24, form=QWEN3, warps=2), 3),
     "no mask": (replace(SMALL, masked=False, positions=40), 17),
     "rows of two pieces": (Shape(1, 544, 576, 2, 2, 64, 8, 16, warps=2), 0),
     "2 sequences": (replace(SMALL, batch=2, warps=4), 150),
     "7 sequences": (replace(SMALL, batch=7, positions=24), 11),
     "8 sequences, no mask": (replace(SMALL, batch=8, positions=24, masked=False, warps=4), 11),
     "16 sequences": (replace(SMALL, batch=16, positions=40), 39),
-    "32 sequences, rows of two pieces": (Shape(1, 544, 96, 4, 2, 64, 40, 17, warps=4, batch=32, head_norms=True), 36),
-    "GPT-2": (Shape(2, 128, 96, 2, 2, 64, 24, 21, warps=4, gpt2=True), 7),
-    "GPT-2, 3 sequences, rows of two pieces": (Shape(1, 544, 96, 2, 2, 64, 300, 9, warps=2, batch=3, gpt2=True), 290),
+    "32 sequences, rows of two pieces": (Shape(1, 544, 96, 4, 2, 64, 40, 17, warps=4, batch=32, form=QWEN3), 36),
+    "GPT-2": (Shape(2, 128, 96, 2, 2, 64, 24, 21, warps=4, form=GPT2), 7),
+    "GPT-2, 3 sequences, rows of two pieces": (Shape(1, 544, 96, 2, 2, 64, 300, 9, warps=2, batch=3, form=GPT2), 290),
 }
+for name, form in FORMS.items():
+    CASES[name] = (replace(SMALL, form=form, positions=40, batch=2, vocabulary=43), 19)
+CASES["Phi-4's"] = (Shape(2, 96, 64, 3, 1, 128, 9, 24, warps=2, form=FORMS["Phi-4's"]), 3)
+CASES["a wide head's"] = (Shape(2, 96, 64, 3, 1, 128, 9, 24, warps=2, form=FORMS["a wide head's"]), 3)
 
 
 @gxx
@@ -120,15 +126,31 @@ def test_a_position_behind_the_cache() -> None:
         on_host(given, StepKernel(shape, timeout_ns=1_000_000), 4)
 
 
-def test_more_sequences_than_a_step_has() -> None:
-    assert "33 sequences" in replace(SMALL, batch=33).refusal
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"batch": 33}, "33 sequences"),
+        ({"form": Form(rotary=0.125)}, "a rotary embedding of 8 features"),
+        ({"form": Form(turned=True)}, "otherwise than GPT-2's"),
+    ],
+)
+def test_what_no_kernel_is_for(given: dict[str, Any], why: str) -> None:
+    assert why in replace(SMALL, **given).refusal
+
+
+def test_a_forms_text() -> None:
+    for form in (*FORMS.values(), GPT2, QWEN3, Form()):
+        assert Form.of(form.text) == form
+    for text in ("{", '{"norm": "batch"}', '{"window": 1}', "[]"):
+        with pytest.raises(InputError, match="is no form of a decoder"):
+            Form.of(text)
 
 
 MODELS = {
     "SmolLM-135M": Shape(30, 576, 1536, 9, 3, 64, 512, 49152),
-    "Qwen3-0.6B": Shape(28, 1024, 3072, 16, 8, 128, 512, 151936, head_norms=True),
+    "Qwen3-0.6B": Shape(28, 1024, 3072, 16, 8, 128, 512, 151936, form=QWEN3),
     "Llama-3.2-1B": Shape(16, 2048, 8192, 32, 8, 64, 512, 128256),
-    "GPT-2": Shape(12, 768, 3072, 12, 12, 64, 512, 50257, gpt2=True),
+    "GPT-2": Shape(12, 768, 3072, 12, 12, 64, 512, 50257, form=GPT2),
 }
 
 

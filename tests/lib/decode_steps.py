@@ -13,13 +13,32 @@ from tilestream.cuda.host.maps import encoded
 from tilestream.cuda.step import stamps_of, steps_of, values_of
 from tilestream.graph.decode.op import step
 from tilestream.kernels.parts.source import Call, Part
+from tilestream.kernels.step.form import Form
 from tilestream.kernels.step.kernel import StepKernel
 from tilestream.kernels.step.shape import Shape
 from tilestream.run.record_step import operands
 
 BF16 = torch.bfloat16
-NUMBERS = (0.11, 1e-5, 1e-6)
-"""Scale of scores, epsilon of norms of rows and of heads."""
+NUMBERS = (0.11, 1e-5, 1e-6, 0.75)
+"""Scale of scores, epsilon of norms of rows and of heads, what blocks are multiplied by."""
+
+OF_ALL = ("query", "output", "gate", "down", "head")
+FORMS = {
+    "Qwen2's": Form(biased=("query",)),
+    "Gemma's": Form(norm="rms_plus_one", activation="gelu_tanh"),
+    "Phi-3's": Form(qkv="parts", gate_up="parts"),
+    "StableLM's": Form(norm="layer", rotary=0.25),
+    "StarCoder2's": Form(norm="layer", activation="gelu_tanh", gated=False, biased=OF_ALL[:-1]),
+    "Arcee's": Form(activation="relu_squared", gated=False),
+    "Phi-4's": Form(qkv="parts", gate_up="parts", rotary=0.75),
+    "a wide head's": Form(rotary=0.5, head_norms=True, activation="relu"),
+    "turned parts": Form(turned=True, qkv="parts", rotary=0.0),
+    "Phi's": Form(norm="layer", activation="gelu_tanh", gated=False, biased=OF_ALL, rotary=0.5, parallel=True),
+    "Pythia's": Form(
+        norm="layer", activation="gelu", gated=False, biased=OF_ALL[:-1], rotary=0.25, parallel=True, qkv="heads"
+    ),
+}
+"""Of decoders, and some that none has."""
 
 
 @dataclass
@@ -33,16 +52,21 @@ class Step:
     weights: list[Tensor]
     caches: list[Tensor]
     lengths: list[Tensor]
+    form: str
 
     def to(self, dtype: torch.dtype) -> Step:
         """A copy in another precision, lengths as they are."""
         weights, caches = ([t.to(dtype, copy=True) for t in ts] for ts in (self.weights, self.caches))
         cos, sin, mask = (None if t is None else t.to(dtype) for t in (self.cos, self.sin, self.mask))
-        return Step(self.row.to(dtype), cos, sin, mask, weights, caches, [n.clone() for n in self.lengths])
+        return Step(self.row.to(dtype), cos, sin, mask, weights, caches, [n.clone() for n in self.lengths], self.form)
+
+    @property
+    def tensors(self) -> tuple[Any, ...]:
+        return self.row, self.cos, self.sin, self.mask, self.weights, self.caches, self.lengths
 
     @property
     def operands(self) -> tuple[Any, ...]:
-        return self.row, self.cos, self.sin, self.mask, self.weights, self.caches, self.lengths
+        return *self.tensors, self.form
 
     def run(self) -> Tensor:
         """The logits by the operator's meaning; caches are written, lengths counted."""
@@ -51,12 +75,12 @@ class Step:
 
 def made_up(shape: Shape, place: int, seed: int = 0, device: str = "cpu") -> Step:
     """A token at ``place`` of a cache; of several sequences each has its position, and hides another first part."""
-    row, _, _, _, weights, caches, lengths, *_ = operands(shape, place, device, seed)
-    angle = torch.rand(shape.batch, 1, shape.features, generator=torch.Generator().manual_seed(seed)).to(device) * 6
+    row, _, _, _, weights, caches, lengths, form, *_ = operands(shape, place, device, seed)
+    angle = torch.rand(shape.batch, 1, shape.rotary, generator=torch.Generator().manual_seed(seed)).to(device) * 6
     at, hidden = torch.arange(shape.positions, device=device), torch.arange(shape.batch, device=device)[:, None]
     mask = torch.where((at <= place) & (at >= hidden.clamp(max=place)), 0.0, float("-inf")).to(BF16)
-    turn = (None, None) if shape.gpt2 else (angle.cos().to(BF16), angle.sin().to(BF16))
-    return Step(row, *turn, mask[:, None, None] if shape.masked else None, weights, caches, lengths)
+    turn = (None, None) if not shape.rotary else (angle.cos().to(BF16), angle.sin().to(BF16))
+    return Step(row, *turn, mask[:, None, None] if shape.masked else None, weights, caches, lengths, form)
 
 
 def on_host(

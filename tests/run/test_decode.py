@@ -8,15 +8,17 @@ from typing import Any
 
 import pytest
 import torch
+from decode_steps import FORMS
 from torch import Tensor, fx, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
-from benchmarks.lib.static_decoders import Decoder, Gpt2Decoder
+from benchmarks.lib.static_decoders import Decoder
 from tilestream.cuda import cache
 from tilestream.devices import H200
 from tilestream.graph.capture import capture
 from tilestream.graph.decode import STEP
+from tilestream.kernels.step.form import GPT2, QWEN3, Form
 from tilestream.kernels.step.kernel import StepKernel
 from tilestream.kernels.step.shape import Shape, shape_of
 from tilestream.options import Options
@@ -37,9 +39,12 @@ def compiled_graphs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return seen
 
 
-def model(kind: type[nn.Module] = Decoder, **given: Any) -> Any:
+GPT2S: dict[str, Any] = {"form": GPT2, "width": 128, "heads": 2}
+
+
+def model(**given: Any) -> Any:
     torch.manual_seed(0)
-    return kind(**given).bfloat16().eval()
+    return Decoder(**given).bfloat16().eval()
 
 
 def compiled(module: nn.Module, dynamic: bool | None = False) -> Any:
@@ -55,21 +60,25 @@ def error(got: Tensor, want: Tensor) -> float:
     return float((got.double() - want).norm() / want.norm())
 
 
+CASES: dict[str, dict[str, Any]] = {
+    "Llama's": {},
+    "Qwen3's": {"form": QWEN3},
+    "one head of keys": {"layers": 1, "heads": 2},
+    "three heads a head of keys": {"heads": 6},
+    "3 sequences": {"batch": 3},
+    "GPT-2's": GPT2S,
+    "GPT-2's, 2 sequences": GPT2S | {"batch": 2},
+    "Granite's": {"times": 0.25},
+} | {name: {"form": form} for name, form in FORMS.items() if name not in ("turned parts", "a wide head's")}
+CASES["Pythia's"] |= {"heads": 2}
+CASES["Phi-4's"] |= {"features": 128}
+
+
 @torch.no_grad()
-@pytest.mark.parametrize(
-    ("kind", "given"),
-    [
-        (Decoder, {}),
-        (Decoder, {"norms": True}),
-        (Decoder, {"layers": 1, "heads": 2}),
-        (Decoder, {"heads": 6, "key_heads": 2}),
-        (Decoder, {"batch": 3}),
-        (Gpt2Decoder, {}),
-        (Gpt2Decoder, {"batch": 2}),
-    ],
-)
-def test_tokens_of_a_model(kind: type[nn.Module], given: dict[str, Any], compiled_graphs: list[Any]) -> None:
-    ours = model(kind, **given)
+@pytest.mark.parametrize("name", CASES)
+def test_tokens_of_a_model(name: str, compiled_graphs: list[Any]) -> None:
+    given = CASES[name]
+    ours = model(**given)
     eager, exact = copy.deepcopy(ours), copy.deepcopy(ours).double()
     call = compiled(ours)
     for n in range(4):
@@ -109,13 +118,13 @@ class Twice(nn.Module):
 @pytest.mark.parametrize(
     "module",
     [
-        lambda: model(act=nn.functional.gelu),
-        lambda: model(bias=True),
+        lambda: model(act=nn.functional.softplus),
+        lambda: model(form=Form(rotary=0.125)),
         lambda: model(features=32),
         lambda: model().float(),
         Twice,
     ],
-    ids=["GELU", "a bias", "narrow heads", "float32", "a cache that is read again"],
+    ids=["softplus", "8 rotated features", "narrow heads", "float32", "a cache that is read again"],
 )
 def test_what_is_no_step_runs_as_before(module: Any, compiled_graphs: list[Any]) -> None:
     ours = module()
@@ -131,7 +140,9 @@ LLAMA = {
     "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 96, "max_position_embeddings": 64,
 }  # fmt: skip
-GPT2 = {
+WIDE = LLAMA | {"hidden_size": 256}
+"""Where a head's features are the width over the heads."""
+GPT2_SIZES = {
     "n_embd": 128, "n_inner": 96, "n_layer": 2, "n_head": 2, "vocab_size": 96, "n_positions": 64, "bos_token_id": 1,
     "eos_token_id": 2, "pad_token_id": 0,
 }  # fmt: skip
@@ -145,9 +156,19 @@ GPT2 = {
         ("Llama", LLAMA, 3),
         ("Qwen3", LLAMA, 1),
         ("Qwen3", LLAMA, 33),
-        ("GPT2", GPT2, 1),
-        ("GPT2", GPT2, 2),
-        ("GPT2", GPT2 | {"activation_function": "relu"}, 1),
+        ("Qwen2", LLAMA, 2),
+        ("Mistral", LLAMA, 1),
+        ("Gemma", LLAMA, 1),
+        ("Granite", LLAMA | {"residual_multiplier": 0.25, "attention_multiplier": 0.1, "logits_scaling": 4.0}, 1),
+        ("Phi3", LLAMA | {"pad_token_id": 0}, 2),
+        ("StableLm", WIDE, 1),
+        ("Starcoder2", LLAMA | {"hidden_size": 256}, 2),
+        ("Arcee", LLAMA, 1),
+        ("Phi", WIDE, 1),
+        ("GPTNeoX", WIDE, 2),
+        ("GPT2", GPT2_SIZES, 1),
+        ("GPT2", GPT2_SIZES, 2),
+        ("GPT2", GPT2_SIZES | {"activation_function": "relu"}, 1),
     ],
 )
 def test_models_of_transformers(
@@ -176,7 +197,7 @@ def test_models_of_transformers(
 
     got, plain, want = behind_prompt(ours, compiled(ours)), behind_prompt(eager, eager), behind_prompt(exact, exact)
     assert error(got, want) <= 2 * error(plain, want)
-    assert is_step(compiled_graphs) == (batch <= 32 and "activation_function" not in given)
+    assert is_step(compiled_graphs) == (batch <= 32)
     if batch > 32:
         assert "33 sequences, and a step has 32 at most" in caplog.text
 
@@ -238,8 +259,8 @@ def test_inductors_graph_is_not_compiled_where_regions_are_clearly_faster(
     assert whole.wholes()[-1].without_us is None
 
 
-@pytest.mark.parametrize("norms", [False, True])
-def test_the_kernel_begins_to_be_compiled_where_a_step_is_found(norms: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("form", [Form(), QWEN3, FORMS["Pythia's"]])
+def test_the_kernel_begins_to_be_compiled_where_a_step_is_found(form: Form, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is the one that the operator asks for, of its operands."""
     ahead: list[Any] = []
     monkeypatch.setattr(cache, "compile_ahead", ahead.extend)
@@ -249,10 +270,10 @@ def test_the_kernel_begins_to_be_compiled_where_a_step_is_found(norms: bool, mon
         assert found is not None
         return found[0]
 
-    (graph,) = capture(model(norms=norms), (torch.tensor([[1]]),), change=change).graphs
+    (graph,) = capture(model(form=form, heads=2), (torch.tensor([[1]]),), change=change).graphs
     (node,) = graph.graph.find_nodes(op="call_function", target=STEP)
-    row, _, _, mask, weights, caches, *_ = pytree.tree_map_only(fx.Node, lambda n: n.meta["val"], node.args)
-    assert ahead == [StepKernel(shape_of(row, mask, weights, caches)).source]
+    row, _, _, mask, weights, caches, _, text, *_ = pytree.tree_map_only(fx.Node, lambda n: n.meta["val"], node.args)
+    assert ahead == [StepKernel(shape_of(row, mask, weights, caches, Form.of(text))).source]
 
 
 class Replay:

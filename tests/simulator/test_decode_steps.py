@@ -9,12 +9,15 @@ import pytest
 
 from benchmarks.fit import fit_steps
 from tilestream.devices import H200, get
+from tilestream.kernels.step.form import QWEN3 as QWEN3_FORM
+from tilestream.kernels.step.form import Form
 from tilestream.kernels.step.shape import Shape
 from tilestream.plan.decode import predicted_us
 from tilestream.simulator.steps import ROWS_S, WORDS, StepStage, simulate_step
 
 SMOLLM = Shape(30, 576, 1536, 9, 3, 64, 512, 49152)
-QWEN3 = Shape(28, 1024, 3072, 16, 8, 128, 512, 151936, head_norms=True)
+QWEN3 = Shape(28, 1024, 3072, 16, 8, 128, 512, 151936, form=QWEN3_FORM)
+PARALLEL = Shape(12, 768, 3072, 12, 12, 64, 512, 50304, form=Form(gated=False, parallel=True))
 LLAMA = Shape(16, 2048, 8192, 32, 8, 64, 512, 128256)
 
 
@@ -47,10 +50,10 @@ def test_against_small_steps(shape: Shape, factor: float) -> None:
     assert run.time_us - run.launch_us == pytest.approx(want, rel=0.01)
 
 
-@pytest.mark.parametrize("shape", [SMOLLM, QWEN3, LLAMA], ids=["SmolLM", "Qwen3", "Llama"])
+@pytest.mark.parametrize("shape", [SMOLLM, QWEN3, LLAMA, PARALLEL], ids=["SmolLM", "Qwen3", "Llama", "parallel"])
 def test_limits(shape: Shape) -> None:
     run = simulate_step(shape, H200)
-    norms = 2 * (shape.layers * (2 * shape.width + 2 * shape.features * shape.head_norms) + shape.width)
+    norms = 2 * (shape.layers * (2 * shape.width + 2 * shape.features * shape.form.head_norms) + shape.width)
     caches = 4 * shape.layers * shape.key_heads * shape.positions * shape.features
     assert abs(run.bytes - caches + norms - shape.weight_bytes) <= norms
     assert sum(stage.hand_over_us > 0 for stage in run.stages) == shape.hand_overs

@@ -14,8 +14,9 @@ from tilestream.cuda.cache import compiled
 from tilestream.cuda.driver import PreparedLaunch
 from tilestream.cuda.one_launch import Launch
 from tilestream.errors import InputError
-from tilestream.kernels.step.kernel import LAYER, STAGES, StepKernel
-from tilestream.kernels.step.shape import GPT2_LAST, LAST, Shape, names_of, shape_of
+from tilestream.kernels.step.form import Form
+from tilestream.kernels.step.kernel import EVERYTHING, LAYER, STAGES, StepKernel
+from tilestream.kernels.step.shape import Shape, shape_of
 
 KEPT = 64
 """Sets of addresses that launches are kept for: where results go varies from call to call."""
@@ -23,7 +24,8 @@ KEPT = 64
 
 def step(
     row: Tensor, cos: Tensor | None, sin: Tensor | None, mask: Tensor | None, weights: Sequence[Tensor],
-    caches: Sequence[Tensor], lengths: Sequence[Tensor], counted: bool, scale: float, eps: float, head_eps: float,
+    caches: Sequence[Tensor], lengths: Sequence[Tensor], form: str, counted: bool, scale: float, eps: float,
+    head_eps: float, times: float,
 ) -> Tensor:  # fmt: skip
     """The logits of a step; arguments as ``graph.decode.op.step``. Caches and lengths are written in place.
 
@@ -32,9 +34,12 @@ def step(
             caches do not start on 16 bytes.
         QueueTimeout: a wait of an earlier step expired.
     """
-    shape = shape_of(row, mask, weights, caches)
-    numbers = (int(counted), scale, eps, head_eps)
-    return loaded(StepKernel(shape), row.device.index or 0)(row, cos, sin, mask, weights, caches, lengths, numbers)
+    kernel = StepKernel(shape_of(row, mask, weights, caches, parsed(form)))
+    numbers = (int(counted), scale, eps, head_eps, times)
+    return loaded(kernel, row.device.index or 0)(row, cos, sin, mask, weights, caches, lengths, numbers)
+
+
+parsed = cache(Form.of)
 
 
 @cache  # captured graphs keep the record's address
@@ -56,7 +61,7 @@ class Loaded:
 
     def __call__(
         self, row: Tensor, cos: Tensor | None, sin: Tensor | None, mask: Tensor | None, weights: Sequence[Tensor],
-        caches: Sequence[Tensor], lengths: Sequence[Tensor], numbers: tuple[int, float, float, float],
+        caches: Sequence[Tensor], lengths: Sequence[Tensor], numbers: tuple[int, float, float, float, float],
     ) -> Tensor:  # fmt: skip
         assert self.launch.record is not None
         self.launch.record.check()
@@ -72,7 +77,7 @@ class Loaded:
     def _prepared(self, key: tuple[int | float, ...], stream: int, capture: int) -> list[PreparedLaunch]:
         values = values_of(self.kernel.shape, key)
         values["stamps"] = self.stamps.data_ptr()
-        bulk = [a for layer in values["layers"] for name, a in layer.items() if name != "length"]
+        bulk = [a for layer in values["layers"] for name, a in layer.items() if not name.endswith(("length", "_bias"))]
         if any(address % 16 for address in (*bulk, values["head"])):
             raise InputError("weights or caches of a decode step do not start on 16 bytes", "copy them: t.clone()")
         return self.launch.prepare({}, 1, stream, capture, values)
@@ -86,16 +91,16 @@ def stamps_of(shape: Shape, ctas: int) -> tuple[int, int, int, int]:
 
 def steps_of(cos: Tensor | None, mask: Tensor | None, shape: Shape) -> tuple[int, int]:
     """Elements from a sequence's cosines, and mask, to the next one's: 0 where all have the same."""
-    return tuple(0 if t is None or t.numel() == n else n for t, n in ((cos, shape.features), (mask, shape.positions)))  # pyright: ignore[reportReturnType]
+    return tuple(0 if t is None or t.numel() == n else n for t, n in ((cos, shape.rotary), (mask, shape.positions)))  # pyright: ignore[reportReturnType]
 
 
 def values_of(shape: Shape, key: Sequence[int | float]) -> dict[str, Any]:
     """The kernel's argument, but for its stamps, from addresses and numbers, in the order of ``Loaded``."""
-    names, last = names_of(shape.head_norms, shape.gpt2), GPT2_LAST if shape.gpt2 else LAST
+    names, last, form = shape.form.weights, shape.form.last, shape.form
     row, cos, sin, mask, out, *rest = key
     count = shape.layers * len(names)
     weights, ends, rest = rest[:count], rest[count : count + len(last)], rest[count + len(last) :]
-    caches, lengths, (turn_step, mask_step, counted, scale, eps, head_eps) = (
+    caches, lengths, (turn_step, mask_step, counted, scale, eps, head_eps, times) = (
         rest[: 2 * shape.layers],
         rest[2 * shape.layers : 3 * shape.layers],
         rest[3 * shape.layers :],
@@ -105,13 +110,16 @@ def values_of(shape: Shape, key: Sequence[int | float]) -> dict[str, Any]:
         layer = dict.fromkeys((f.name for f in LAYER.fields), 0)
         layer |= dict(zip(names, weights[n * len(names) :], strict=False))
         layer |= {"keys": caches[2 * n], "values": caches[2 * n + 1], "length": lengths[n]}
-        if shape.gpt2:  # queries, keys and values side by side
-            for kind in ("", "_bias"):
-                for i, name in enumerate(("key", "value")):
-                    at = 2 * (shape.heads + i * shape.key_heads) * shape.features
-                    layer[name + kind] = layer["query" + kind] + at
+        # Where parts of one weight begin: bytes of a row of [outputs, inputs], or of a number.
+        step = 2 if form.turned else 2 * shape.width
+        for i, name in enumerate(("key", "value")) if form.qkv else ():
+            rows = (shape.heads + i * shape.key_heads) * shape.features
+            layer[name], layer[f"{name}_bias"] = layer["query"] + step * rows, layer["query_bias"] + 2 * rows
+        if form.gate_up:
+            layer["up"] = layer["gate"] + step * shape.hidden
         layers.append(layer)
-    return {"norm_bias": 0} | dict(zip(last, ends, strict=True)) | {
+    return dict.fromkeys(EVERYTHING.last, 0) | dict(zip(last, ends, strict=True)) | {
         "layers": layers, "row": row, "cos": cos, "sin": sin, "out": out, "mask": mask, "counted": counted,
-        "scale": scale, "eps": eps, "head_eps": head_eps, "turn_step": turn_step, "mask_step": mask_step,
+        "scale": scale, "eps": eps, "head_eps": head_eps, "times": times,
+        "turn_step": turn_step, "mask_step": mask_step,
     }  # fmt: skip

@@ -15,7 +15,7 @@ from tilestream.graph.modules import copied
 from tilestream.graph.nodes import Unsupported
 from tilestream.graph.provenance import source
 from tilestream.graph.sizes import same_size
-from tilestream.kernels.step.shape import Shape, names_of
+from tilestream.kernels.step.shape import Shape
 from tilestream.plan.parts import Share, share_of
 from tilestream.simulator.steps import ATTEND, DOWN, GATE, HEAD, OUTPUT, PROJECT, StepRun, simulate_step
 
@@ -97,7 +97,7 @@ def _reason(graph: fx.GraphModule) -> str:
 
 
 def _lines(site: Site) -> dict[str, str]:
-    layer = dict(zip(names_of(site.shape.head_norms, site.shape.gpt2), site.weights, strict=False))
+    layer = dict(zip(site.shape.form.weights, site.weights, strict=False))
     found = {stage: _product(layer[name]) for name, stage in READ_BY.items()}
     found |= {ATTEND: site.updates[0], HEAD: site.logits}
     return {stage: source(found[stage]) for stage in (PROJECT, ATTEND, OUTPUT, GATE, DOWN, HEAD)}

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tilestream.kernels.step.kernel import StepKernel
-from tilestream.kernels.step.shape import GPT2_LAST, LAST, Shape, names_of, sizes_of
+from tilestream.kernels.step.shape import Shape, sizes_of
 from tilestream.run.timing import timed_side_by_side
 from tilestream.simulator.steps import NAMES
 
@@ -100,7 +100,7 @@ def record_step(shape: Shape, place: int | None = None) -> StepRecording:
 
     given = operands(shape, shape.positions - 1 if place is None else place)
     kernels = [loaded(StepKernel(shape, stamps=on), 0) for on in (False, True)]
-    calls = [lambda kernel=kernel: kernel(*given[:7], numbers=(0, *given[8:])) for kernel in kernels]  # pyright: ignore
+    calls = [lambda kernel=kernel: kernel(*given[:7], numbers=(0, *given[9:])) for kernel in kernels]  # pyright: ignore
     time_us, stamped_us = timed_side_by_side(calls)
     return StepRecording(torch.cuda.get_device_name(0), time_us, stamped_us, kernels[1].stamps.cpu())
 
@@ -113,17 +113,18 @@ def operands(s: Shape, place: int, device: str = "cuda", seed: int = 0) -> list[
         return (torch.randn(*sizes, generator=g, device=device) * scale).bfloat16()
 
     sizes = sizes_of(s)
-    names = [*names_of(s.head_norms, s.gpt2) * s.layers, *(GPT2_LAST if s.gpt2 else LAST)]
+    names = [*s.form.weights * s.layers, *s.form.last]
     weights = [
-        (0 if "bias" in n else 1) + data(*sizes[n], scale=0.1)
+        (0 if "bias" in n or s.form.norm == "rms_plus_one" else 1) + data(*sizes[n], scale=0.1)
         if len(sizes[n]) == 1
-        else data(*sizes[n], scale=sizes[n][0 if s.gpt2 and n != "head" else 1] ** -0.5)
+        else data(*sizes[n], scale=sizes[n][0 if s.form.turned and n != "head" else 1] ** -0.5)
         for n in names
     ]
     caches = [data(s.batch, s.key_heads, s.positions, s.features) for _ in range(2 * s.layers)]
     there = torch.arange(s.positions, device=device) <= place
     mask = torch.where(there, 0.0, float("-inf")).bfloat16().view(1, 1, 1, -1) if s.masked else None
-    angle = torch.rand(1, 1, s.features, generator=g, device=device) * 6
-    turn = [None, None] if s.gpt2 else [angle.cos().bfloat16(), angle.sin().bfloat16()]
+    angle = torch.rand(1, 1, s.rotary, generator=g, device=device) * 6
+    turn = [None, None] if not s.rotary else [angle.cos().bfloat16(), angle.sin().bfloat16()]
     lengths = [torch.tensor(place, device=device) for _ in range(s.layers)]
-    return [data(s.batch, 1, s.width), *turn, mask, weights, caches, lengths, False, s.features**-0.5, 1e-5, 1e-6]
+    numbers = (s.features**-0.5, 1e-5, 1e-6, 1.0)
+    return [data(s.batch, 1, s.width), *turn, mask, weights, caches, lengths, s.form.text, False, *numbers]

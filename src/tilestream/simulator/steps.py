@@ -79,7 +79,8 @@ def simulate_step(shape: Shape, device: Device, words: float = WORDS) -> StepRun
     ring = shape.slots * shape.slot_bytes * device.sms
     ahead, made = 0.0, []
     for name, layer, size, most in _reads(shape, device.sms):
-        waits = device.hand_over_s + words * _words_s(shape, name, device) if made else 0.0
+        has_row = not made or (shape.form.parallel and name == GATE)  # which is the one in front's
+        waits = 0.0 if has_row else device.hand_over_s + words * _words_s(shape, name, device)
         ahead = min(float(ring), ahead + waits * device.dram_bytes_per_s)
         there = min(1.0, ahead / size)
         memory = (1 - there) * max(size / device.dram_bytes_per_s, most / device.sm_bytes_per_s)
@@ -115,10 +116,11 @@ def _reads(s: Shape, ctas: int) -> Iterator[tuple[str, int, int, int]]:
         PROJECT: product(query + 2 * keys, s.width),
         ATTEND: (4 * keys * s.positions * s.batch, share * ceil(s.key_heads * s.batch * s.splits / ctas)),
         OUTPUT: product(s.width, query),
-        GATE: product(s.hidden, s.width, 1 if s.gpt2 else 2),
+        GATE: product(s.hidden, s.width, 2 if s.form.gated else 1),
         DOWN: product(s.width, s.hidden),
     }
+    order = (PROJECT, GATE, ATTEND, OUTPUT, DOWN) if s.form.parallel else tuple(layer)
     for number in range(s.layers):
-        for name, (size, most) in layer.items():
-            yield name, number, size, most
+        for name in order:
+            yield name, number, *layer[name]
     yield HEAD, s.layers, *product(s.vocabulary, s.width)

@@ -25,8 +25,8 @@ def place(owner: fx.GraphModule, site: Site) -> None:
     node = site.logits
     operands = [site.row, site.cos, site.sin, site.mask, site.weights, site.caches, site.lengths]
     with owner.graph.inserting_before(node):
-        numbers = (site.scale, site.eps, site.head_eps)
-        made = call(node, STEP, *operands, bool(site.counts), *numbers)
+        numbers = (site.scale, site.eps, site.head_eps, site.times)
+        made = call(node, STEP, *operands, site.shape.form.text, bool(site.counts), *numbers)
         if made.meta["val"].shape != node.meta["val"].shape:
             made = call(node, aten.view.default, made, list(node.meta["val"].shape))
     node.replace_all_uses_with(made)

@@ -1,38 +1,26 @@
 """Finds the decode step of a whole model: decoder layers over a static cache, one token of each of some sequences,
 from the embedding to the logits.
 
-What is recognised is the computation, read from the logits backwards through views: RMSNorm, products without bias,
-rotary embedding, perhaps norms of heads, ``index_copy`` into the cache, attention, residuals, a gated feed-forward
-block of SiLU; or GPT-2's LayerNorm, ``addmm`` and GELU. Whatever differs is no step, and its reason says where.
+What is recognised is the computation, read from the logits backwards through views. What layers may consist of is a
+``Form``. Whatever differs is no step, and its reason says where.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import fx
 
-from tilestream.graph.decode.layers import (
-    Layer,
-    count_of,
-    dtype_of,
-    either,
-    gpt2_layer,
-    is_bf16,
-    is_layer,
-    is_plain,
-    is_same,
-    last_norm,
-    llama_layer,
-    peeled,
-    product_of,
-    shape_of,
-)
+from tilestream.graph.decode.layers import Layer, is_layer, layer_of
+from tilestream.graph.decode.norms import norm_of
+from tilestream.graph.decode.products import Product, product_of
+from tilestream.graph.decode.reading import count_of, dtype_of, either, is_bf16, is_plain, is_same, peeled, shape_of
 from tilestream.graph.nodes import Unsupported, packet
-from tilestream.kernels.step.shape import GPT2_LAST, LAST, Shape, names_of, sizes_of
+from tilestream.kernels.step.form import Form
+from tilestream.kernels.step.shape import Shape, sizes_of
 
 aten = torch.ops.aten
 
@@ -61,6 +49,7 @@ class Site:
     scale: float
     eps: float
     head_eps: float
+    times: float
     shape: Shape
 
 
@@ -71,25 +60,28 @@ def site_of(graph: fx.Graph) -> Site:
         Unsupported: it is none, and where it differs.
     """
     logits = _logits(graph)
-    x, head = product_of(logits)
-    x, last, eps = last_norm(x)
-    layers: list[Layer] = []
+    ends: dict[str, fx.Node] = {}
+    head = product_of(logits).noted(ends, "head")
+    norm = norm_of(head.x).noted(ends, "norm")
+    x, layers = norm.x, list[Layer]()
     while is_layer(x):
-        x, layer = llama_layer(x) if len(last) == 1 else gpt2_layer(x)
+        x, layer = layer_of(x)
         layers.insert(0, layer)
     if not layers:
         raise Unsupported("no decoder layer in front of the last norm", logits)
-    common: dict[str, Any] = {"eps": eps} | layers[0].shared
+    common: dict[str, Any] = {"eps": norm.eps} | layers[0].shared
     for layer in layers:
         if not all(is_same(common[name], v) for name, v in layer.shared.items()):
             raise Unsupported("layers differ in more than their weights", logits)
-        if layer.weights.keys() != layers[0].weights.keys():
-            raise Unsupported("some layers have norms of heads", logits)
-    shape = _sizes_of(x, head, layers, common)
-    names = names_of(shape.head_norms, shape.gpt2)
-    if len(last) != (2 if shape.gpt2 else 1) or any(name not in layers[0].weights for name in names):
-        raise Unsupported("norms and products are not alike all along", logits)
-    weights = [*(layer.weights[name] for layer in layers for name in names), *last, head]
+        if layer.form != layers[0].form:
+            raise Unsupported("layers consist of different operators", logits)
+    form = layers[0].form
+    if head.bias is not None:
+        form = replace(form, biased=(*form.biased, "head"))
+    if norm.kind != form.norm or norm.eps != common["eps"] or head.turned:
+        raise Unsupported("the last norm or the head is not of the layers' kind", logits)
+    shape = _sizes_of(x, head, layers, common, form)
+    weights = [layer.weights[name] for layer in layers for name in form.weights] + [ends[name] for name in form.last]
     caches = [c for layer in layers for c in layer.caches]
     updates = [u for layer in layers for u in layer.updates]
     lengths, counts = _lengths([layer.index for layer in layers])
@@ -103,29 +95,28 @@ def site_of(graph: fx.Graph) -> Site:
 
 
 def _logits(graph: fx.Graph) -> fx.Node:
-    products = [n for n in graph.nodes if packet(n) in (aten.mm, aten.linear)]
+    products = [n for n in graph.nodes if packet(n) in (aten.mm, aten.linear, aten.addmm)]
     if not products:
         raise Unsupported("no product")
     return products[-1]
 
 
-def _sizes_of(row: fx.Node, head: fx.Node, layers: Sequence[Layer], common: dict[str, Any]) -> Shape:
+def _sizes_of(row: fx.Node, head: Product, layers: Sequence[Layer], common: dict[str, Any], form: Form) -> Shape:
     first = layers[0]
     batch, key_heads, positions, features = shape_of(first.caches[0])
-    gpt2 = "norm_bias" in first.weights
+    query, gate = (shape_of(first.weights[name])[1 if form.turned else 0] for name in ("query", "gate"))
     return Shape(
         layers=len(layers),
         width=count_of(row) // batch,
-        hidden=shape_of(first.weights["gate"])[1 if gpt2 else 0],
-        heads=key_heads if gpt2 else shape_of(first.weights["query"])[0] // features,
+        hidden=gate // (2 if form.gate_up else 1),
+        heads=query // features - (2 * key_heads if form.qkv else 0),
         key_heads=key_heads,
         features=features,
         positions=positions,
-        vocabulary=shape_of(head)[0],
-        head_norms="query_norm" in first.weights,
+        vocabulary=head.rows,
         masked=common["mask"] is not None,
         batch=batch,
-        gpt2=gpt2,
+        form=form,
     )
 
 
@@ -135,7 +126,7 @@ def _check(site: Site) -> None:
     if s.refusal:
         raise Unsupported(s.refusal, site.logits)
     sizes = sizes_of(s)
-    names = names_of(s.head_norms, s.gpt2) * s.layers + list(GPT2_LAST if s.gpt2 else LAST)
+    names = s.form.weights * s.layers + s.form.last
     for node, name in zip(site.weights, names, strict=True):
         if shape_of(node) != sizes[name] or not is_plain(node):
             raise Unsupported(
@@ -145,7 +136,7 @@ def _check(site: Site) -> None:
         if shape_of(node) != [s.batch, s.key_heads, s.positions, s.features] or not is_plain(node):
             raise Unsupported("caches are not contiguous tensors of bf16, alike in all layers", node)
     for node in (site.cos, site.sin):
-        if node is not None and not (_is_of_each(node, s.batch, s.features) and is_bf16(node)):
+        if node is not None and not (_is_of_each(node, s.batch, s.rotary) and is_bf16(node)):
             raise Unsupported("the rotary embedding is not of one position a sequence, in bf16", node)
     if count_of(site.row) != s.batch * s.width or not is_bf16(site.row):
         raise Unsupported("the step is not of one token of each sequence, in bf16", site.row)

@@ -16,8 +16,8 @@
 // the table at the top of step_tiles.cuh, `before` and `store` in `run`.
 //
 // Compiled for WIDTH, HIDDEN, HEADS, KEY_HEADS, FEATURES (of a head), POSITIONS (of the cache), VOCABULARY, LAYERS, BATCH,
-// SPLITS (of the cache), HEAD_NORMS, MASKED, ROTARY, LAYER_NORMS, BIASED, TURNED (weights [inputs, outputs]), GATED, WARPS (of a
-// CTA, that multiply), SLOTS (of the ring), SLOT (bytes), CHUNK (most columns of a warp's piece), ATTENTION (bytes of its parts),
+// SPLITS (of the cache), MASKED, ROTARY (features), what a `Form` says (step/form.py: HEAD_NORMS, LAYER_NORMS, PLUS_ONE, ACTIVATION,
+// GATED, BIASED (a bit a stage), TURNED (weights [inputs, outputs]), BY_HEADS, PARALLEL), WARPS (of a CTA, that multiply), SLOTS (of the ring), SLOT (bytes), CHUNK (most columns of a warp's piece), ATTENTION (bytes of its parts),
 // BUFFERS (of sums), TIMEOUT (ns), DELAYS, STAMPS, behind StepParams (step/kernel.py).
 #pragma once
 #include "step_attention.cuh"
@@ -27,13 +27,25 @@ struct Step : Attention {
 
   // ---- what sums are added to: biases, and the residual, which whoever has a row keeps in fp32
   TS_DEV float* own(const Place& at) const { return p.rows + (long long)at.sequence * WIDTH + at.row; }
-  TS_DEV static Pair bias(const char* of, int row) { return BIASED ? both(of, row) : Pair{0, 0}; }
+  template <int STAGE>
+  TS_DEV static Pair bias(const char* of, int row) {
+    return is_biased(STAGE) ? both(of, row) : Pair{0, 0};
+  }
   TS_DEV Pair residual(const Place& at, bool is_first) const {
     if (is_first) return both(p.row, (long long)at.sequence * WIDTH + at.row);
     return {lanes::load_shared(own(at)), lanes::load_shared(own(at) + 1)};
   }
   TS_DEV void hand_over(int layer, int part, int width, const Place& at, Pair v, u32 tag) const {
     store_word(words(layer, part) + at.sequence * width / 2 + spot(at.row / 2), Element::pack(v.a, v.b), tag);
+  }
+  TS_DEV static float activated(float v) {
+    switch (ACTIVATION) {  // in the order of `ACTIVATIONS` (step/form.py)
+      case 0: return ts::silu(v);
+      case 1: return ts::gelu(v);
+      case 2: return ts::gelu_tanh(v);
+      case 3: return ts::relu(v);
+      default: return ts::relu(v) * ts::relu(v);
+    }
   }
   TS_DEV void keep(const Place& at, Pair v) const { lanes::store_shared(own(at), v.a), lanes::store_shared(own(at) + 1, v.b); }
 
@@ -57,6 +69,13 @@ struct Step : Attention {
     lanes::together();
     if (lane == 0) lanes::arrive(base + LIMITS_THERE);
   }
+  TS_DEV void grow(const StepLayer& l) {
+    products<GATE>([&](const Place& at) { return bias<GATE>(l.gate_bias, at.row); },
+                   [&](const Place& at, Pair v, Pair up) {
+                     v = {activated(v.a), activated(v.b)};
+                     hand_over(layer, GATED_ROW, HIDDEN, at, GATED ? Pair{v.a * up.a, v.b * up.b} : v, tag);
+                   });
+  }
   TS_DEV void run() {
 #pragma unroll 1
     for (; layer < LAYERS; ++layer) {
@@ -67,25 +86,28 @@ struct Step : Attention {
           [&](const Place& at) {
             int row;
             const char* const of = of_three(at.tile, l.query_bias, l.key_bias, l.value_bias, row);
-            return bias(of, row + at.row % TILE);
+            return bias<PROJECT>(of, row + at.row % TILE);
           },
           [&](const Place& at, Pair v, Pair) {
             u64* const to = words(layer, PROJECTED) + (at.sequence * KEY_HEADS + head_of(at.tile)) * OF_HEAD + within(at.tile) + at.row % TILE;
             store_word(to, ts::bits_of(v.a), tag), store_word(to + 1, ts::bits_of(v.b), tag);
           });
+      if (PARALLEL) grow(l);
       attend(position);
-      products<OUTPUT>([&](const Place& at) { return residual(at, layer == 0) + bias(l.output_bias, at.row); },
-                       [&](const Place& at, Pair v, Pair) { keep(at, v), hand_over(layer, MIDDLE, WIDTH, at, v, tag); });
-      products<GATE>([&](const Place& at) { return bias(l.gate_bias, at.row); },
-                     [&](const Place& at, Pair v, Pair up) {
-                       v = GATED ? Pair{ts::silu(v.a) * up.a, ts::silu(v.b) * up.b} : Pair{ts::gelu_tanh(v.a), ts::gelu_tanh(v.b)};
-                       hand_over(layer, GATED_ROW, HIDDEN, at, v, tag);
-                     });
-      products<DOWN>([&](const Place& at) { return residual(at, false) + bias(l.down_bias, at.row); },
+      products<OUTPUT>([&](const Place& at) { return residual(at, layer == 0) + bias<OUTPUT>(l.output_bias, at.row) * p.times; },
+                       [&](const Place& at, Pair v, Pair) {
+                         keep(at, v);
+                         if (!PARALLEL) hand_over(layer, MIDDLE, WIDTH, at, v, tag);
+                       });
+      if (!PARALLEL) grow(l);
+      products<DOWN>([&](const Place& at) { return residual(at, false) + bias<DOWN>(l.down_bias, at.row) * p.times; },
                      [&](const Place& at, Pair v, Pair) { keep(at, v), hand_over(layer + 1, ROW, WIDTH, at, v, tag + 1); });
     }
     ++tag;
-    products<HEAD>([](const Place&) { return Pair{0, 0}; },
+    products<HEAD>([&](const Place& at) {
+                     if (is_biased(HEAD) && at.row == VOCABULARY - 1) return Pair{single(p.head_bias, at.row), 0};
+                     return at.row < VOCABULARY ? bias<HEAD>(p.head_bias, at.row) : Pair{0, 0};
+                   },
                    [&](const Place& at, Pair v, Pair) {
                      const u32 logits = Element::pack(v.a, v.b);
                      u16* const to = (u16*)p.out + (long long)at.sequence * VOCABULARY + at.row;

@@ -19,7 +19,21 @@ struct Attention : StepRows {
   // The weights of a head's norm, which are on their way while the head is waited for.
   TS_DEV void load_head_norm(float (&w)[OF_LANE], const char* weights) const {
 #pragma unroll
-    for (int j = 0; j < OF_LANE && HEAD_NORMS; ++j) w[j] = single(weights, lane + j * LANES);
+    for (int j = 0; j < OF_LANE && HEAD_NORMS; ++j) w[j] = single(weights, lane + j * LANES) + (PLUS_ONE ? 1.0f : 0.0f);
+  }
+  // Whether element lane + 32 j of a head is rotated, and the one of the other half, with its sign.
+  TS_DEV bool is_rotated(int j) const { return lane + j * LANES < ROTARY; }
+  TS_DEV float other_half(const float (&v)[OF_LANE], int j) const {
+    constexpr int HALF = ROTARY / 2, FAR = HALF / LANES, APART = HALF % LANES;  // 0, 16, or 8 of one half alone
+    const bool is_first = lane + j * LANES < HALF, carries = APART && lane >= LANES - APART;
+    const auto at = [&](int n) { return v[(n + 2 * OF_LANE) % OF_LANE]; };
+    if (APART < LANES / 2) {
+      const float its = APART ? lanes::across(v[0], HALF) : j < FAR ? at(j + FAR) : at(j - FAR);
+      return is_first ? -its : its;
+    }
+    const float near = lanes::across(at(j + FAR), APART), far = lanes::across(at(j + FAR + 1), APART);
+    const float back = lanes::across(at(j - FAR), APART), further = lanes::across(at(j - FAR - 1), APART);
+    return is_first ? -(carries ? far : near) : carries ? back : further;
   }
   // A head of a query or a key: its norm, its rotation; each lane has elements lane, lane + 32, ...
   TS_DEV void turn_head(float (&v)[OF_LANE], const Angles& angles, const float (&w)[OF_LANE]) const {
@@ -34,8 +48,8 @@ struct Attention : StepRows {
     float t[OF_LANE];
 #pragma unroll
     for (int j = 0; j < OF_LANE; ++j) {
-      const float other = j < OF_LANE / 2 ? -v[(j + OF_LANE / 2) % OF_LANE] : v[j - OF_LANE / 2];
-      t[j] = ROTARY ? v[j] * angles.cos[j] + other * angles.sin[j] : v[j];
+      const float turned = j * LANES < ROTARY ? v[j] * angles.cos[j] + other_half(v, j) * angles.sin[j] : v[j];
+      t[j] = is_rotated(j) ? turned : v[j];
     }
 #pragma unroll
     for (int j = 0; j < OF_LANE; ++j) v[j] = t[j];
@@ -68,7 +82,8 @@ struct Attention : StepRows {
     const long long mine = (s.row + position) * ROW_BYTES;
     Angles angles;
 #pragma unroll
-    for (int j = 0; j < OF_LANE && ROTARY; ++j) {
+    for (int j = 0; j < OF_LANE; ++j) {
+      if (!is_rotated(j)) continue;
       const int f = s.sequence * p.turn_step + lane + j * LANES;
       angles.cos[j] = single(p.cos, f), angles.sin[j] = single(p.sin, f);
     }

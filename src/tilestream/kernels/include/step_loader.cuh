@@ -86,9 +86,12 @@ struct Loader : Tiles {
 #pragma unroll 1
     for (int layer = 0; layer < LAYERS; ++layer) {
       ask_all<PROJECT>(layer);
+      if (PARALLEL) ask_all<GATE>(layer);
       if (layer == 0) lanes::await(base + LIMITS_THERE, 0);
       ask_cached(layer);
-      ask_all<OUTPUT>(layer), ask_all<GATE>(layer), ask_all<DOWN>(layer);
+      ask_all<OUTPUT>(layer);
+      if (!PARALLEL) ask_all<GATE>(layer);
+      ask_all<DOWN>(layer);
     }
     ask_all<HEAD>(0);
     if (TURNED) lanes::copies_here();

@@ -196,7 +196,7 @@ struct StepRows : Tiles {
   template <int STAGE>
   TS_DEV void load(int at, Given<STAGE>& x) const {
     if constexpr (STAGE == OUTPUT && SPLITS > 1) return merge(at, x);
-    if (STAGE != PROJECT || layer > 0) return fetch<STAGE>(at, x);
+    if (!reads_row(STAGE) || layer > 0) return fetch<STAGE>(at, x);
     each<chunk(STAGE) / DEPTH, EIGHTS, 4>([&](int k, int e, int j) {
       x[k][e][j] = is_there<STAGE>(at, k) ? two_of<STAGE>(p.row + sequence(e) * (WIDTH * 2ll), at, k, j) : 0;
     });
@@ -280,9 +280,10 @@ struct StepRows : Tiles {
   TS_DEV void normalise(int at, Given<STAGE>& x, const NormWeights<STAGE>& n, const Pair (&norms)[EIGHTS]) const {
     each<chunk(STAGE) / DEPTH, EIGHTS, 4>([&](int k, int e, int j) {
       if (!is_there<STAGE>(at, k)) return;
+      const float more = PLUS_ONE ? 1.0f : 0.0f;
       const u32 w = n.weights[k][j], added = LAYER_NORMS ? n.biases[LAYER_NORMS ? k : 0][j] : 0;
       const float a = (Element::low(x[k][e][j]) - norms[e].a) * norms[e].b, b = (Element::high(x[k][e][j]) - norms[e].a) * norms[e].b;
-      x[k][e][j] = Element::pack(a * Element::low(w) + Element::low(added), b * Element::high(w) + Element::high(added));
+      x[k][e][j] = Element::pack(a * (Element::low(w) + more) + Element::low(added), b * (Element::high(w) + more) + Element::high(added));
     });
   }
 
@@ -388,6 +389,7 @@ struct StepRows : Tiles {
           const float by = ts::rsqrt_(squares * (1.0f / WIDTH) + p.eps);
           sum = sum * by, other = other * by;
         }
+        if (STAGE == OUTPUT || STAGE == DOWN) sum = sum * p.times, other = other * p.times;
         if (work.stores) store(work.place, work.given + sum, other);
         if (work.stores && work.two) store(behind(work.place, apart(STAGE)), work.given_next + other, Pair{0, 0});
       }

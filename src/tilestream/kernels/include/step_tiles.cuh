@@ -20,6 +20,8 @@ TS_DEV constexpr int rows(int stage) { return stage == PROJECT ? QKV : stage == 
 TS_DEV constexpr int columns(int stage) { return stage == OUTPUT ? QUERY : stage == DOWN ? HIDDEN : WIDTH; }
 TS_DEV constexpr bool is_normed(int stage) { return stage == PROJECT || stage == GATE || stage == HEAD; }
 TS_DEV constexpr bool is_turned(int stage) { return TURNED && stage != HEAD; }  // weights [inputs, outputs]
+TS_DEV constexpr bool is_biased(int stage) { return BIASED >> stage & 1; }
+TS_DEV constexpr bool reads_row(int stage) { return stage == PROJECT || (PARALLEL && stage == GATE); }  // what goes into the layer
 TS_DEV constexpr int halves(int stage) { return GATED && stage == GATE ? 2 : 1; }
 // Columns of a warp's piece: each warp has as many pieces of a row, one unless it were too large.
 TS_DEV constexpr int over(int n, int by) { return (n + by - 1) / by; }
@@ -35,7 +37,7 @@ constexpr int ROW = 0, PROJECTED = ROW + BATCH * WIDTH / 2, ATTENDED = PROJECTED
               SUMS = ATTENDED + SPLITS * BATCH * QUERY / 2, MIDDLE = SUMS + SPLITS * BATCH * QUERY / 8,
               GATED_ROW = MIDDLE + BATCH * WIDTH / 2;
 TS_DEV constexpr int input(int stage) {
-  return stage == OUTPUT ? ATTENDED : stage == GATE ? MIDDLE : stage == DOWN ? GATED_ROW : ROW;
+  return stage == OUTPUT ? ATTENDED : stage == GATE && !PARALLEL ? MIDDLE : stage == DOWN ? GATED_ROW : ROW;
 }
 // Shared memory: the ring; attention's parts; warps' sums of tiles; parts of norms; limits of sequences; barriers, which say
 // that a slot is full and that it is free.
@@ -180,9 +182,10 @@ struct Tiles {
   TS_DEV static constexpr bool is_paired(int stage) { return stage == OUTPUT || stage == DOWN; }
   // Tiles whose sums warps put together at once: fewer waits for each other, and fewer gathers where values are not kept.
   TS_DEV static constexpr int at_once(int stage) { return halves(stage) > 1 ? 1 : 2; }
-  // The same of three parts that lie apart, and the row there.
+  // The same of three parts that lie apart, and the row there; or of one, in which a head's rows are together.
   TS_DEV const char* of_three(int tile, const char* query, const char* key, const char* value, int& row) const {
     const int head = head_of(tile), first = within(tile);
+    if (BY_HEADS) return row = head * OF_HEAD + first, query;
     row = first < GROUP * FEATURES ? head * (GROUP * FEATURES) + first : head * FEATURES + first % FEATURES;
     return first < GROUP * FEATURES ? query : first < (GROUP + 1) * FEATURES ? key : value;
   }

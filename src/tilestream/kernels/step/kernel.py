@@ -11,18 +11,24 @@ from tilestream.kernels.kernel import LOST, NO_ROW, Frame, Launchable, halves
 from tilestream.kernels.operators.lanes import WORDS, text_of
 from tilestream.kernels.parts.params import TIMEOUT_NS, Field, Struct, pointers
 from tilestream.kernels.parts.source import BesideSource, Call, Space
-from tilestream.kernels.step.shape import GPT2_WEIGHTS, WEIGHTS, Shape
+from tilestream.kernels.step.form import ACTIVATIONS, Form
+from tilestream.kernels.step.shape import Shape
 
 NAME = "tilestream_step"
 MOST_CTAS = 1024
 """Of any GPU: each has a word of its own."""
+BIASES = ("query", "", "output", "gate", "down", "head")
+"""The weight of each stage's bias."""
 STAGES = ("the QKV product", "attention", "the output projection", "gate and up", "the down projection", "the head")
 NO_POSITION = 16
+
+EVERYTHING = Form(norm="layer", head_norms=True, biased=("query", "output", "gate", "down", "head"))
+"""Has all weights that there are."""
 
 LAYER = Struct(
     "StepLayer",
     (
-        *pointers(*dict.fromkeys((*WEIGHTS, *GPT2_WEIGHTS, "key_bias", "value_bias")), type="const char*"),
+        *pointers(*EVERYTHING.weights, type="const char*"),
         *pointers("keys", "values", type="char*"),
         Field("long long*", "length", note="the token's place"),
     ),
@@ -34,7 +40,7 @@ def argument(layers: int) -> Struct:
     """``StepParams``."""
     each = (
         Field(LAYER, "layers", layers),
-        *pointers("row", "cos", "sin", "mask", "norm", "norm_bias", "head", type="const char*"),
+        *pointers("row", "cos", "sin", "mask", *EVERYTHING.last, type="const char*"),
         Field("char*", "out", note="[BATCH, VOCABULARY]"),
         Field("u64*", "words"),
         Field("u32*", "epochs", note="of each CTA: the tag of the last value"),
@@ -45,6 +51,7 @@ def argument(layers: int) -> Struct:
         Field("int", "mask_step"),
         Field("int", "counted", note="whether lengths grow by one"),
         Field("float", "scale"),
+        Field("float", "times", note="what blocks add to the residual is multiplied by it"),
         Field("float", "eps"),
         Field("float", "head_eps"),
     )
@@ -85,11 +92,19 @@ class StepKernel(Launchable):
     @property
     def text(self) -> str:
         s = self.shape
-        numbers = {name.upper(): int(v) for name, v in asdict(s).items()}
+        form = s.form
+        numbers = {name.upper(): v for name, v in asdict(s).items() if name != "form"}
+        numbers |= {name.upper(): getattr(form, name) for name in ("head_norms", "gated", "turned", "parallel")}
+        numbers |= {
+            "ROTARY": s.rotary,
+            "ACTIVATION": ACTIVATIONS.index(form.activation),
+            "BY_HEADS": form.qkv == "heads",
+        }
+        numbers |= {"LAYER_NORMS": form.norm == "layer", "PLUS_ONE": form.norm == "rms_plus_one"}
+        numbers |= {"BIASED": sum(1 << n for n, of in enumerate(BIASES) if of in form.biased)}
+        numbers = {name: int(v) for name, v in numbers.items()}
         numbers |= {"SPLITS": s.splits, "SLOTS": s.slots, "SLOT": s.slot_bytes, "CHUNK": s.most_columns}
         numbers |= {"ATTENTION": s.attention, "BUFFERS": s.buffers, "WORDS": s.words}
-        numbers |= dict.fromkeys(("GATED", "ROTARY"), int(not s.gpt2))
-        numbers |= dict.fromkeys(("LAYER_NORMS", "BIASED", "TURNED"), int(s.gpt2))
         numbers |= {"DELAYS": int(self.delays), "STAMPS": int(self.stamps)}
         numbers |= {"SHARED_BYTES": s.shared_bytes, "TIMEOUT": f"{self.timeout_ns}ull"}
         return text_of("step.cuh", argument(s.layers), numbers, "lanes.cuh")

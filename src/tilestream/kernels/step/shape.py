@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from tilestream.kernels.step.form import LLAMA, Form
+
 WARPS = 8
 """Of a CTA, that multiply; one more loads weights."""
 TILE, DEPTH = 8, 32
@@ -16,17 +18,8 @@ SHARED_BYTES = 227 * 1024
 SHARE, MOST_SPLITS = 64, 8
 """Positions of the cache that a CTA should have at least, and the most shares: who needs attention reads all."""
 MOST_GROUP, MOST_LAYERS = 8, 128
-
-WEIGHTS = ("norm", "query", "key", "value", "query_norm", "key_norm", "output", "middle_norm", "gate", "up", "down")
-"""Of a layer, in this order; without norms of heads those two are missing."""
-HEAD_NORMS = ("query_norm", "key_norm")
-GPT2_WEIGHTS = (
-    "norm", "norm_bias", "query", "query_bias", "output", "output_bias", "middle_norm", "middle_norm_bias", "gate",
-    "gate_bias", "down", "down_bias",
-)  # fmt: skip
-"""Of a layer of GPT-2: LayerNorms, products [inputs, outputs] with biases; ``query`` has queries, keys and values."""
-LAST, GPT2_LAST = ("norm", "head"), ("norm", "norm_bias", "head")
-"""Behind those of layers."""
+ROTATED, FEWEST_ROTATED = 32, 16
+"""Features of a head that are rotated: so many lanes times anything, or half as many; other halves are lanes' apart."""
 
 
 @dataclass(frozen=True)
@@ -34,9 +27,7 @@ class Shape:
     """What a step's kernel is compiled for. Sizes are elements; ``positions`` are the cache's.
 
     Args:
-        head_norms: whether every head of queries and keys has a norm. masked: whether scores have a mask added.
-        warps: of a CTA, a power of two. batch: sequences.
-        gpt2: LayerNorms, biases, weights [inputs, outputs], GELU(tanh) without a gate, no rotary embedding.
+        masked: whether scores have a mask added. warps: of a CTA, a power of two. batch: sequences.
     """
 
     layers: int
@@ -47,11 +38,15 @@ class Shape:
     features: int
     positions: int
     vocabulary: int
-    head_norms: bool = False
     masked: bool = True
     warps: int = WARPS
     batch: int = 1
-    gpt2: bool = False
+    form: Form = LLAMA
+
+    @property
+    def rotary(self) -> int:
+        """Features of a head that are rotated."""
+        return int(self.features * self.form.rotary)
 
     @property
     def refusal(self) -> str:
@@ -62,6 +57,10 @@ class Shape:
             or self.heads > MOST_GROUP * self.key_heads
         ):
             return f"{self.heads} heads of {self.features} features over {self.key_heads} of keys"
+        if self.rotary % ROTATED and self.rotary != FEWEST_ROTATED:
+            return f"a rotary embedding of {self.rotary} features of a head"
+        if self.form.turned and (self.form.qkv != "parts" or self.form.gate_up):
+            return "weights [inputs, outputs] whose parts lie otherwise than GPT-2's"
         if self.batch > MOST_BATCH:
             return f"{self.batch} sequences, and a step has {MOST_BATCH} at most"
         if self.width % DEPTH or self.hidden % DEPTH or self.layers > MOST_LAYERS:
@@ -133,53 +132,47 @@ class Shape:
     def weight_bytes(self) -> int:
         """Of all weights, which a step reads once."""
         query, keys = self.heads * self.features, self.key_heads * self.features
-        layer = self.width * (2 * query + 2 * keys + (2 if self.gpt2 else 3) * self.hidden + 2)
+        layer = self.width * (2 * query + 2 * keys + (3 if self.form.gated else 2) * self.hidden + 2)
         return 2 * (self.layers * layer + self.vocabulary * self.width + self.width)
 
     @property
     def hand_overs(self) -> int:
         """Values that CTAs wait for, one after the other."""
-        return 5 * self.layers
-
-
-def names_of(head_norms: bool, gpt2: bool = False) -> list[str]:
-    """The weights that a layer has."""
-    return [name for name in (GPT2_WEIGHTS if gpt2 else WEIGHTS) if head_norms or name not in HEAD_NORMS]
+        return (4 if self.form.parallel else 5) * self.layers
 
 
 def sizes_of(s: Shape) -> dict[str, list[int]]:
-    """Of the weights of a layer, by name, and of ``head``."""
-    query, keys = s.heads * s.features, s.key_heads * s.features
-    qkv = query + 2 * keys if s.gpt2 else query
+    """Of the weights of a layer, and of ``head``, by name."""
+    query, keys, form = s.heads * s.features, s.key_heads * s.features, s.form
     sizes = {
-        "query": [qkv, s.width], "key": [keys, s.width], "value": [keys, s.width], "output": [s.width, query],
-        "gate": [s.hidden, s.width], "up": [s.hidden, s.width], "down": [s.width, s.hidden],
+        "query": [query + 2 * keys if form.qkv else query, s.width], "key": [keys, s.width], "value": [keys, s.width],
+        "output": [s.width, query], "gate": [2 * s.hidden if form.gate_up else s.hidden, s.width],
+        "up": [s.hidden, s.width], "down": [s.width, s.hidden],
     }  # fmt: skip
-    biases = {f"{name}_bias": [n] for name, (n, _) in sizes.items()}
+    biases = {f"{name}_bias": [n] for name, (n, _) in sizes.items()} | {"head_bias": [s.vocabulary]}
     norms = {name: [s.width] for name in ("norm", "norm_bias", "middle_norm", "middle_norm_bias")}
-    turned = {name: size[::-1] if s.gpt2 else size for name, size in sizes.items()}
+    turned = {name: size[::-1] if form.turned else size for name, size in sizes.items()}
     heads = {"query_norm": [s.features], "key_norm": [s.features], "head": [s.vocabulary, s.width]}
     return turned | biases | norms | heads
 
 
-def shape_of(row: Tensor, mask: Tensor | None, weights: Sequence[Tensor], caches: Sequence[Tensor]) -> Shape:
+def shape_of(
+    row: Tensor, mask: Tensor | None, weights: Sequence[Tensor], caches: Sequence[Tensor], form: Form
+) -> Shape:
     """What the operands of a step say."""
-    layers, gpt2 = len(caches) // 2, weights[-2].shape == weights[-3].shape
     _, key_heads, positions, features = caches[0].shape
-    each = (len(weights) - len(GPT2_LAST if gpt2 else LAST)) // layers
-    head_norms = not gpt2 and each == len(WEIGHTS)
-    first = dict(zip(names_of(head_norms, gpt2), weights, strict=False))
+    first = dict(zip(form.weights, weights, strict=False))
+    rows = {name: first[name].shape[1 if form.turned else 0] for name in ("query", "gate")}
     return Shape(
-        layers=layers,
+        layers=len(caches) // 2,
         width=row.shape[-1],
-        hidden=first["gate"].shape[1 if gpt2 else 0],
-        heads=key_heads if gpt2 else first["query"].shape[0] // features,
+        hidden=rows["gate"] // (2 if form.gate_up else 1),
+        heads=rows["query"] // features - (2 * key_heads if form.qkv else 0),
         key_heads=key_heads,
         features=features,
         positions=positions,
-        vocabulary=weights[-1].shape[0],
-        head_norms=head_norms,
+        vocabulary=weights[-2 if "head" in form.biased else -1].shape[0],
         masked=mask is not None,
         batch=row.shape[0],
-        gpt2=gpt2,
+        form=form,
     )
