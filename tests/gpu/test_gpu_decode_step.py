@@ -77,7 +77,10 @@ def test_stamps() -> None:
     assert len(noted) > 3 * shape.layers * 72 and (noted[:, 0] <= noted[:, 2]).all()
 
 
-@pytest.mark.parametrize("name", ["SmolLM's, 4 layers", "Qwen3's, 32 sequences", "GPT-2's, 8 sequences", "Pythia's, 16 sequences"])
+DELAYED = ("SmolLM's, 4 layers", "Qwen3's, 32 sequences", "GPT-2's, 8 sequences", "Pythia's, 16 sequences")
+
+
+@pytest.mark.parametrize("name", DELAYED)
 def test_steps_with_delays_in_a_graph(name: str) -> None:
     from tilestream.cuda.step import loaded
 
