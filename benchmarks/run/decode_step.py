@@ -46,6 +46,7 @@ from tilestream.kernels.step.kernel import StepKernel
 from tilestream.kernels.step.shape import Shape
 from tilestream.plan.decode import predicted_us
 from tilestream.run.backend import tilestream
+from tilestream.run.generate import decoding_loop
 from tilestream.run.record_step import operands
 from tilestream.run.timing import capture, interleaved
 
@@ -83,7 +84,7 @@ ARMS: dict[str, dict[str, Any]] = {
 }
 
 REDUCED = "reduce-overhead"
-TOKENS = 64
+TOKENS, CALLS, LOOP = 64, 5, "tilestream, decoding loop"
 WAYS: dict[str, dict[str, Any] | None] = {
     "eager": None,
     "inductor, reduce-overhead": {},
@@ -93,6 +94,7 @@ WAYS: dict[str, dict[str, Any] | None] = {
         "mode": None,
         "options": {"decode_step": True, "triton.cudagraphs": True},
     },
+    LOOP: {"backend": tilestream, "mode": None, "options": {"decode_step": True}},
 }
 """Arguments of ``CompileConfig``; None: not compiled."""
 
@@ -157,6 +159,8 @@ def generated(s: Shape, kernel_us: float | None, device: str = "cuda", tokens: i
         if given is not None:
             ways = {"compile_config": transformers.CompileConfig(**given)}
             ways["compile_config"]._compile_all_devices = True
+        if arm == LOOP:
+            ways["custom_generate"] = decoding_loop
         cache = transformers.StaticCache(config=config, max_cache_len=s.positions)
 
         def call(n: int, ways: dict[str, Any] = ways, cache: Any = cache) -> tuple[torch.Tensor, float]:
@@ -168,7 +172,7 @@ def generated(s: Shape, kernel_us: float | None, device: str = "cuda", tokens: i
 
         first_call_s = call(tokens)[1]
         call(tokens)
-        took = [call(tokens)[1] - call(1)[1] for _ in range(ROUNDS)]
+        took = [call(tokens)[1] - call(1)[1] for _ in range(CALLS)]
         us = 1e6 * statistics.median(took) / (tokens - 1)
         ids = call(tokens)[0]
         want = exact(ids[:, :-1]).logits[0, 15:]

@@ -42,6 +42,7 @@ from tilestream.options import Options
 if TYPE_CHECKING:
     from tilestream.report.explain import Report
     from tilestream.report.simulation import Simulation
+    from tilestream.run.generate import decoding_loop
 
 __all__ = [
     "TILE_ROWS",
@@ -72,6 +73,7 @@ __all__ = [
     "VerifyError",
     "WorkerError",
     "WorkloadError",
+    "decoding_loop",
     "explain",
     "simulate",
 ]
@@ -82,6 +84,8 @@ _PARTS = ("apps", "devices", "simulator", "sparse", "studies")
 
 
 def __getattr__(name: str) -> Any:
+    if name == "decoding_loop":
+        return import_module("tilestream.run.generate").decoding_loop
     if name in _PARTS:
         return import_module(f"tilestream.{name}")
     raise AttributeError(f"module 'tilestream' has no attribute {name!r}")

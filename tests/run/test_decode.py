@@ -350,7 +350,7 @@ def small(kind: str) -> Any:
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     torch.manual_seed(0)
     config = getattr(transformers, f"{kind}Config")(
-        hidden_size=64, intermediate_size=72, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
         head_dim=64, vocab_size=96, max_position_embeddings=64, bos_token_id=1, eos_token_id=None, pad_token_id=0,
     )  # fmt: skip
     return getattr(transformers, f"{kind}ForCausalLM")(config).bfloat16().eval()

@@ -1,0 +1,158 @@
+"""The loop of transformers' ``generate``: a step is compiled, captured and replayed; the host does not wait for it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tilestream.announce import announce
+from tilestream.errors import InputError
+from tilestream.run.tokens import Tokens
+
+CACHES = ("past_key_values", "cache")
+"""What transformers calls the cache, before and after version 5.24."""
+TAKEN = {"attention_mask", "use_cache", "position_ids", "logits_to_keep", "cache_position", *CACHES}
+"""Arguments of a model that the loop makes for each token, or that say nothing about it."""
+LATE = 2
+"""The host knows of the token before the last one whether all have ended: it waits for what is done already."""
+
+
+def decoding_loop(
+    model: Any,
+    input_ids: Tensor,
+    logits_processor: Any,
+    stopping_criteria: Any,
+    generation_config: Any,
+    synced_gpus: bool = False,
+    streamer: Any = None,
+    **model_kwargs: Any,
+) -> Any:
+    """Tokens [batch, length], greedy or sampled: ``model.generate(..., custom_generate=tilestream.decoding_loop)``.
+
+    ``generate`` of transformers calls it with its own arguments. The step of a token is compiled by tilestream
+    (unless ``compile_config`` says otherwise), captured as a CUDA graph once a call, and replayed. What is chosen stays
+    on the GPU, and that all sequences have ended is known a token late: what was made too much is dropped, from the
+    cache too. What it cannot do is announced, and done by transformers' own loop.
+
+    Raises:
+        InputError: tokens are to be searched for by beams and the like, or the cache that was given is too small.
+    """
+    if (mode := generation_config.get_generation_mode().value) not in ("greedy_search", "sample"):
+        raise InputError(f"the decoding loop does no {mode}", "leave custom_generate away")
+    name = next((n for n in CACHES if model_kwargs.get(n) is not None), CACHES[0])
+    cache, length = model_kwargs.get(name), stopping_criteria.max_length
+    why = _refusal(model, cache, generation_config, length, model_kwargs, streamer is not None or synced_gpus)
+    if why:
+        announce(f"tokens are made by transformers' own loop: {why}")
+        more = {"synced_gpus": synced_gpus, "streamer": streamer, **model_kwargs}
+        return model._sample(input_ids, logits_processor, stopping_criteria, generation_config, **more)
+    positions = cache.layers[0].max_cache_len  # pyright: ignore[reportOptionalMemberAccess]
+    if positions < length - 1:
+        raise InputError(f"{length} tokens want a cache of {length - 1} positions, not {positions}", "a longer one")
+    first = model._prefill(input_ids, generation_config, dict(model_kwargs)).logits[:, -1]
+    tokens = Tokens(input_ids, length, positions, model_kwargs.get("attention_mask"), stopping_criteria)
+    tokens.pad = generation_config._pad_token_tensor
+    step, is_captured = _step(model, generation_config)
+    greedy = not generation_config.do_sample
+
+    def chosen(logits: Tensor) -> Tensor:
+        if greedy and not logits_processor:
+            return logits.argmax(-1)
+        scores = logits_processor(tokens.made, logits.to(torch.float32))
+        return scores.argmax(-1) if greedy else torch.multinomial(torch.softmax(scores, -1), 1)[:, 0]
+
+    # Whatever reads the tokens so far reads more of them each time, so it is not captured.
+    whole = greedy and not logits_processor and not tokens.others
+
+    def run() -> Tensor:
+        given = {"attention_mask": tokens.mask, "position_ids": tokens.places, name: cache}
+        logits = step(input_ids=tokens.last, use_cache=True, return_dict=True, **given).logits[:, -1]
+        if whole:
+            tokens.put(chosen(logits))
+        return logits
+
+    tokens.put(chosen(first))
+    tokens.count_one()
+    replay, ended = run, _Ended(tokens)
+    for n in range(tokens.count, length):
+        if ended():
+            break
+        if n == input_ids.shape[1] + 2 and is_captured:  # the first step has compiled what there is to compile
+            replay = _captured(run)
+        logits = replay()
+        if not whole:
+            tokens.put(chosen(logits))
+        tokens.count_one()
+    for layer in cache.layers if (dropped := tokens.drop()) else ():  # pyright: ignore[reportOptionalMemberAccess]
+        layer.cumulative_length.sub_(dropped)
+    return tokens.made
+
+
+def _refusal(model: Any, cache: Any, config: Any, length: int | None, kwargs: dict[str, Any], follows: bool) -> str:
+    """Why transformers' loop must do it; empty if ours can."""
+    layers = getattr(cache, "layers", [None])
+    if not all(type(layer).__name__ == "StaticLayer" for layer in layers):
+        return "the cache is not static; cache_implementation='static' makes it so"
+    if config.return_dict_in_generate:
+        return "more than tokens is returned (return_dict_in_generate)"
+    if follows:
+        return "a streamer, or another GPU, follows each token"
+    if length is None:
+        return "the number of tokens is not bounded"
+    if unknown := [name for name, given in kwargs.items() if name not in TAKEN and given is not None]:
+        return f"the model is given {', '.join(unknown)}"
+    return "" if hasattr(model, "_prefill") else "transformers is older than 5"
+
+
+def _step(model: Any, config: Any) -> tuple[Callable[..., Any], bool]:
+    """The model's call for a token, compiled; whether it may be captured."""
+    from transformers import CompileConfig  # pyright: ignore[reportMissingImports]
+
+    from tilestream.run.backend import tilestream
+
+    given = config.compile_config or CompileConfig(backend=tilestream, mode=None)  # pyright: ignore[reportArgumentType]
+    captures = given.mode is None and not (given.options or {}).get("triton.cudagraphs")
+    step = model if config.disable_compile else model.get_compiled_call(given)
+    return step, captures and not config.disable_compile and model.device.type == "cuda"
+
+
+def _captured(run: Callable[[], Tensor]) -> Callable[[], Tensor]:
+    """``run`` as a CUDA graph, whose result lies in one place."""
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        result = run()
+
+    def replay() -> Tensor:
+        graph.replay()
+        return result
+
+    return replay
+
+
+class _Ended:
+    """Whether all sequences have ended, as far as the host knows: of the GPU, what it was ``LATE - 1`` tokens ago."""
+
+    def __init__(self, tokens: Tokens) -> None:
+        self.tokens, self.told = tokens, deque[tuple[Tensor, torch.cuda.Event]]()
+
+    def __call__(self) -> bool:
+        tokens = self.tokens
+        if not tokens.ends:
+            return False
+        going = tokens.unfinished.any()
+        if not going.is_cuda or tokens.others:
+            return not going
+        told, event = torch.empty((), dtype=torch.bool, pin_memory=True), torch.cuda.Event()
+        told.copy_(going, non_blocking=True)
+        event.record()
+        self.told.append((told, event))
+        if len(self.told) < LATE:
+            return False
+        told, event = self.told.popleft()
+        event.synchronize()
+        return not told
