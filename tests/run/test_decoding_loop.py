@@ -96,6 +96,7 @@ def test_a_cache_of_the_users_own_goes_on_where_it_was_left() -> None:
 def test_a_step_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     from tilestream.graph.decode import STEP
     from tilestream.run import inductor
+    from tilestream.run.backend import tilestream as backend
 
     module, graphs = small(), list[Any]()
     from transformers import CompileConfig  # pyright: ignore[reportMissingImports]
@@ -103,7 +104,7 @@ def test_a_step_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     inner = inductor.compile_inner
     monkeypatch.setattr(inductor, "compile_inner", lambda gm, *rest: (graphs.append(gm), inner(gm, *rest))[1])
     torch._dynamo.reset()
-    config = CompileConfig(backend="tilestream", mode=None, options={"target": "reference"})  # pyright: ignore
+    config = CompileConfig(backend=backend, mode=None, options={"target": "reference"})  # pyright: ignore
     got = module.generate(
         PROMPT, do_sample=False, max_new_tokens=6, cache_implementation="static", compile_config=config,
         custom_generate=tilestream.decoding_loop,
