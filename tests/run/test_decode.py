@@ -255,8 +255,31 @@ def test_inductors_graph_is_not_compiled_where_regions_are_clearly_faster(
         return graph
 
     found = choice.choose(streamed, plain, compiles, [], {"is_inference": True}, (step, shape))
-    assert found is graphs[taken] and compiled == [streamed, step]
+    assert found is graphs[taken] and compiled == [step, streamed]
     assert whole.wholes()[-1].without_us is None
+
+
+@pytest.mark.parametrize(("regions_us", "made"), [(500.0, 1), (450.0, 3)])
+def test_graphs_whose_regions_take_longer_than_the_step_are_not_compiled(
+    regions_us: float, made: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graphs = [fx.symbolic_trace(nn.Identity()) for _ in range(3)]
+    step, streamed, plain = graphs
+    shape = Shape(30, 576, 1536, 9, 3, 64, 512, 49152)
+    us = {whole.STEP: 400.0, whole.STREAMED: 900.0, FALLBACK: 1500.0}
+    monkeypatch.setattr(whole, "Timer", lambda *_: lambda candidates: [us[c.strategy] for c in candidates])
+    monkeypatch.setattr(whole.Whole, "measures", lambda _: True)
+    monkeypatch.setattr(whole, "total_us", lambda _: regions_us)
+    target = Target("cuda", torch.device("cpu"), H200)
+    choice = whole.Whole(Options(cache=False), target, {"of": regions_us}, [], [])
+    compiled: list[fx.GraphModule] = []
+
+    def compiles(graph: fx.GraphModule, **_: Any) -> fx.GraphModule:
+        compiled.append(graph)
+        return graph
+
+    found = choice.choose(streamed, plain, compiles, [], {"is_inference": True}, (step, shape))
+    assert found is step and compiled == graphs[:made]
 
 
 @pytest.mark.parametrize("form", [Form(), QWEN3, FORMS["Pythia's"]])

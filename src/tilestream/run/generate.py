@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tilestream.announce import announce
+from tilestream.announce import announce, announce_failure
 from tilestream.errors import InputError
 from tilestream.run.tokens import Tokens
 
@@ -17,6 +17,8 @@ CACHES = ("past_key_values", "cache")
 """What transformers calls the cache, before and after version 5.24."""
 TAKEN = {"attention_mask", "use_cache", "position_ids", "logits_to_keep", "cache_position", *CACHES}
 """Arguments of a model that the loop makes for each token, or that say nothing about it."""
+TRIES = 2
+"""Of capturing a step: the first one may find that it has to be compiled."""
 LATE = 2
 """The host knows of the token before the last one whether all have ended: it waits for what is done already."""
 
@@ -77,13 +79,13 @@ def decoding_loop(
 
     tokens.put(chosen(first))
     tokens.count_one()
-    replay, ended = run, _Ended(tokens)
-    for n in range(tokens.count, length):
-        if ended():
-            break
-        if n == input_ids.shape[1] + 2 and is_captured:  # the first step has compiled what there is to compile
-            replay = _captured(run)
-        logits = replay()
+    ended, replay = _Ended(tokens), None
+    tries = TRIES if is_captured else 0
+    while tokens.count < length and not ended():
+        if replay is None and tries:
+            tries -= 1
+            replay = _captured(run, is_last=not tries)
+        logits = (replay or run)()
         if not whole:
             tokens.put(chosen(logits))
         tokens.count_one()
@@ -120,12 +122,24 @@ def _step(model: Any, config: Any) -> tuple[Callable[..., Any], bool]:
     return step, captures and not config.disable_compile and model.device.type == "cuda"
 
 
-def _captured(run: Callable[[], Tensor]) -> Callable[[], Tensor]:
-    """``run`` as a CUDA graph, whose result lies in one place."""
-    graph = torch.cuda.CUDAGraph()
-    torch.cuda.synchronize()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        result = run()
+def _captured(run: Callable[[], Tensor], is_last: bool) -> Callable[[], Tensor] | None:
+    """``run`` as a CUDA graph, whose result lies in one place; None if it has to be compiled first, or cannot be one.
+
+    ``torch.cuda.graph`` would empty the allocator's caches: milliseconds of a call whose tokens take 24.
+    """
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    try:
+        with torch.cuda.stream(stream), torch.compiler.set_stance("fail_on_recompile"):
+            graph.capture_begin(capture_error_mode="thread_local")
+            try:
+                result = run()
+            finally:
+                graph.capture_end()
+    except RuntimeError as failure:
+        if is_last:
+            announce_failure("a step is launched anew for each token: it was not captured", failure)
+        return None
 
     def replay() -> Tensor:
         graph.replay()

@@ -47,6 +47,7 @@ log = logging.getLogger(__name__)
 
 STREAMED, EAGER, STEP = "with its regions", "by eager's kernels", "decode step"
 ENOUGH = "not timed: what its regions gain is enough"
+FAR = "not timed: its regions alone take longer than the step"
 PAID = "not timed: regions gain more than Inductor saves by fusing over their borders"
 
 Order = Callable[[Sequence[Candidate], Time], Sequence[Candidate]]
@@ -183,13 +184,16 @@ class Whole:
 
         def order(candidates: Sequence[Candidate], time: Time) -> Sequence[Candidate]:
             ours, *more, other = candidates
+            if step is not None:
+                made[STEP] = compiled(step[0], **bare)
+                candidates = time(candidates, more)
+                if not with_host and self._is_far_behind(candidates[1].measured_us):
+                    return [replace(ours, rejected=FAR), candidates[1], replace(other, rejected=FAR)]
             made[STREAMED] = compiled(streamed, **bare)
             if kind[2] and not with_host and is_clear(self._at_most_us(lambda: call(ours, values()))):
                 return [ours, replace(other, rejected=ENOUGH)]
             if step is None:
                 made[EAGER] = boxed(fallback.eager(plain))
-            else:
-                made[STEP] = compiled(step[0], **bare)
             ours, *more, other = time(candidates, [ours, *more])
             if ours.measured_us is None and step is None:
                 # its regions were each held against Inductor: it runs all the same
@@ -246,6 +250,13 @@ class Whole:
             "whole graph", 0, self.target.hardware, decides, lambda: (*ours, other),
             margin=margins.MARGIN_WHOLE, order=order,
         )  # fmt: skip
+
+    def _is_far_behind(self, step_us: float | None) -> bool:
+        """Whether the regions alone take longer than the whole step does, by their own measurements."""
+        regions_us = total_us(plan.chosen.measured_us for plan in self.plans)
+        if step_us is None or regions_us is None or self._is_tuned:
+            return False
+        return step_us <= margins.STEP * regions_us
 
     def _pays(self, gain_us: float, us: float) -> bool:
         """Whether regions gain more than Inductor saves by fusing their operators with others. ``us``: of the whole."""
