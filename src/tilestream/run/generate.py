@@ -56,8 +56,8 @@ def decoding_loop(
     if positions < length - 1:
         raise InputError(f"{length} tokens want a cache of {length - 1} positions, not {positions}", "a longer one")
     first = model._prefill(input_ids, generation_config, dict(model_kwargs)).logits[:, -1]
-    tokens = Tokens(input_ids, length, positions, model_kwargs.get("attention_mask"), stopping_criteria)
-    tokens.pad = generation_config._pad_token_tensor
+    mask, pad = model_kwargs.get("attention_mask"), generation_config._pad_token_tensor
+    tokens = Tokens(input_ids, length, positions, mask, stopping_criteria, pad)
     step, is_captured = _step(model, generation_config)
     greedy = not generation_config.do_sample
 

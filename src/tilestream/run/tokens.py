@@ -15,7 +15,7 @@ class Tokens:
         prompt: [batch, tokens]. length: of all tokens. positions: of the cache.
         mask: [batch, tokens], 0 where the prompt is padded; or None.
         criteria: of transformers: those with ``eos_token_id`` end a sequence; those with neither it nor ``max_length``
-            are ``others``, which are asked for each token.
+            are ``others``, which are asked for each token. pad: a token, 0 unless told.
 
     Attributes:
         count: tokens that there are. made: they, [batch, count]. last: the last one of each, [batch, 1].
@@ -23,9 +23,12 @@ class Tokens:
         unfinished: [batch], the sequences that have not ended.
     """
 
-    def __init__(self, prompt: Tensor, length: int, positions: int, mask: Tensor | None, criteria: Any) -> None:
+    def __init__(
+        self, prompt: Tensor, length: int, positions: int, mask: Tensor | None, criteria: Any, pad: Tensor | None = None
+    ) -> None:
         batch, self.count = prompt.shape
-        self.prompt, self.criteria, self.pad = self.count, criteria, None
+        self.prompt = self.count
+        self.pad = prompt.new_zeros(()) if pad is None else pad.to(prompt.device)
         self.ids = prompt.new_zeros(batch, length)
         self.ids[:, : self.count] = prompt
         self.last, self.at = prompt.new_zeros(batch, 1), torch.tensor([self.count], device=prompt.device)
@@ -51,12 +54,12 @@ class Tokens:
     def put(self, chosen: Tensor) -> None:
         """Add a token of each sequence, [batch]; padding behind one's end. Nothing here waits for the GPU."""
         if self.eos is not None:
-            chosen = torch.where(self.unfinished, chosen, self.pad if self.pad is not None else 0)
+            chosen = torch.where(self.unfinished, chosen, self.pad)
         self.ids.index_copy_(1, self.at, chosen[:, None])
         self.last.copy_(chosen[:, None])
         self.at.add_(1)
         if self.eos is not None:
-            self.unfinished.logical_and_(torch.isin(chosen, self.eos, invert=True))
+            self.unfinished.logical_and_((chosen[:, None] != self.eos).all(1))  # ``isin`` of many waits for the GPU
         if self.places is not None:
             self.places.add_(1)
 
