@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-import tilestream  # noqa: F401  (the back end's name)
+import tilestream
 
 
 def main() -> None:
@@ -43,7 +43,7 @@ def main() -> None:
     step: Any = CompileConfig(**how)
     step._compile_all_devices = True  # else generate compiles on GPUs alone
     prompt = torch.randint(1, given.vocabulary, (1, 16), device=device)
-    exact = copy.deepcopy(model).float()
+    exact, greedy = copy.deepcopy(model).float(), None
     for samples in (False, True):
         with torch.no_grad():
             made = model.generate(
@@ -57,6 +57,12 @@ def main() -> None:
         kind = "sampled" if samples else "greedy"
         told = f"{100 * off:.2f} % off float32 eager's logits, {best:.0%} of the tokens its best"
         print(f"{kind}, {given.tokens} tokens: {told}; {chosen[:8].tolist()} ...")
+        greedy = made.sequences if greedy is None else greedy
+    looped = model.generate(
+        prompt, max_new_tokens=given.tokens, do_sample=False, cache_implementation="static", compile_config=step,
+        custom_generate=tilestream.decoding_loop,
+    )  # fmt: skip
+    print(f"by our loop, greedy: {'the same' if torch.equal(looped, greedy) else 'other'} tokens")
 
 
 if __name__ == "__main__":

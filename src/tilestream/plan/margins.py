@@ -84,7 +84,8 @@ PAYS = 0.01
 graphs of ``benchmarks/results`` that were compiled both ways (fresh models, training, ``whole``) and of ViT-tiny, BERT,
 ConvNeXt-T, Swin-T and EfficientNet-B0 those with regions were faster in all, by 0.3 to 10 times what regions gained."""
 STEP = 0.8
-"""A decode step that takes at most this share of what the graph's regions take, each by itself, needs no graph of them:
+"""A decode step that takes at most this share of what the graph's regions take, each by itself, and launches of what is
+in none, needs no graph of them:
 launches that start early hide a tenth of a region (``benchmarks/results/decode_step.json`` has steps of 0.36 to 0.65 of
 whole graphs that have regions, and one that took as long)."""
 EACH_SHOWN = 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -130,7 +131,8 @@ def _captured(run: Callable[[], Tensor], is_last: bool) -> Callable[[], Tensor] 
     graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     try:
-        with torch.cuda.stream(stream), torch.compiler.set_stance("fail_on_recompile"):
+        with torch.cuda.stream(stream), torch.compiler.set_stance("fail_on_recompile"), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="The CUDA Graph is empty")  # of a first try
             graph.capture_begin(capture_error_mode="thread_local")
             try:
                 result = run()

@@ -27,7 +27,7 @@ from torch import fx
 from tilestream.errors import PlanError
 from tilestream.graph.capture import boxed
 from tilestream.graph.real import real
-from tilestream.graph.rewrites.shared_keys import given_to
+from tilestream.graph.rewrites.shared_keys import given_to, is_attention
 from tilestream.graph.sizes import hint
 from tilestream.kernels.step.shape import Shape
 from tilestream.options import Options
@@ -47,7 +47,7 @@ log = logging.getLogger(__name__)
 
 STREAMED, EAGER, STEP = "with its regions", "by eager's kernels", "decode step"
 ENOUGH = "not timed: what its regions gain is enough"
-FAR = "not timed: its regions alone take longer than the step"
+FAR = "not timed: its regions and attentions alone take longer than the step"
 PAID = "not timed: regions gain more than Inductor saves by fusing over their borders"
 
 Order = Callable[[Sequence[Candidate], Time], Sequence[Candidate]]
@@ -187,7 +187,7 @@ class Whole:
             if step is not None:
                 made[STEP] = compiled(step[0], **bare)
                 candidates = time(candidates, more)
-                if not with_host and self._is_far_behind(candidates[1].measured_us):
+                if not with_host and self._is_far_behind(streamed, candidates[1].measured_us):
                     return [replace(ours, rejected=FAR), candidates[1], replace(other, rejected=FAR)]
             made[STREAMED] = compiled(streamed, **bare)
             if kind[2] and not with_host and is_clear(self._at_most_us(lambda: call(ours, values()))):
@@ -251,12 +251,14 @@ class Whole:
             margin=margins.MARGIN_WHOLE, order=order,
         )  # fmt: skip
 
-    def _is_far_behind(self, step_us: float | None) -> bool:
-        """Whether the regions alone take longer than the whole step does, by their own measurements."""
+    def _is_far_behind(self, streamed: fx.GraphModule, step_us: float | None) -> bool:
+        """Whether the regions alone, by their own measurements, and a launch for each attention that is in none, take
+        longer than the whole step."""
         regions_us = total_us(plan.chosen.measured_us for plan in self.plans)
         if step_us is None or regions_us is None or self._is_tuned:
             return False
-        return step_us <= margins.STEP * regions_us
+        launches = sum(is_attention(node) for node in streamed.graph.nodes)
+        return step_us <= margins.STEP * (regions_us + 1e6 * self.target.hardware.launch_s * launches)
 
     def _pays(self, gain_us: float, us: float) -> bool:
         """Whether regions gain more than Inductor saves by fusing their operators with others. ``us``: of the whole."""
