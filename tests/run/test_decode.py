@@ -13,6 +13,7 @@ from torch import Tensor, fx, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
+from benchmarks.lib import static_decoders
 from benchmarks.lib.static_decoders import Decoder
 from tilestream.cuda import cache
 from tilestream.devices import H200
@@ -134,6 +135,30 @@ def test_what_is_no_step_runs_as_before(module: Any, compiled_graphs: list[Any])
     for mine, theirs in zip(pytree.tree_leaves(got), pytree.tree_leaves(want), strict=True):
         assert error(mine, theirs.double()) < 2e-2
     assert not is_step(compiled_graphs)
+
+
+@torch.no_grad()
+def test_keys_that_are_rotated_otherwise_than_queries(
+    compiled_graphs: list[Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    turned = static_decoders.turned
+    monkeypatch.setattr(static_decoders, "turned", lambda x, cos, sin: turned(x, cos, cos if x.shape[1] == 2 else sin))
+    ours = model()
+    eager = copy.deepcopy(ours)
+    ids = torch.tensor([[5]])
+    assert error(compiled(ours)(ids), eager(ids).double()) < 2e-2
+    assert not is_step(compiled_graphs) and "queries and keys are not of one position" in caplog.text
+
+
+@torch.no_grad()
+def test_a_block_that_reads_a_part_of_its_product(compiled_graphs: list[Any], caplog: pytest.LogCaptureFixture) -> None:
+    ours = model(form=Form(gated=False), act=lambda x: nn.functional.relu(x[..., 48:]))
+    for layer in ours.layers:
+        layer.down = nn.Linear(48, 64, bias=False).bfloat16()
+    eager = copy.deepcopy(ours)
+    ids = torch.tensor([[5]])
+    assert error(compiled(ours)(ids), eager(ids).double()) < 2e-2
+    assert not is_step(compiled_graphs) and "the block reads a part of its product" in caplog.text
 
 
 LLAMA = {

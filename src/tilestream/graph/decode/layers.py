@@ -68,10 +68,10 @@ def layer_of(out: fx.Node) -> tuple[fx.Node, Layer]:
         raise Unsupported("the feed-forward block reads neither the layer's input nor the residual", found.down.x)
     attention = attention_of(found.output.x)
     query, key = rotary_of(attention.query), rotary_of(attention.key)
-    if (query.features, peeled_or_none(query.cos)) != (key.features, peeled_or_none(key.cos)):
+    shared, other = ({"cos": _peeled(n.cos), "sin": _peeled(n.sin)} for n in (query, key))
+    if (query.features, shared) != (key.features, other):
         raise Unsupported("queries and keys are not of one position", attention.node)
-    shared: dict[str, Any] = {name: peeled_or_none(getattr(query, name)) for name in ("cos", "sin")}
-    shared["eps"] = middle_norm.eps
+    shared: dict[str, Any] = {**shared, "eps": middle_norm.eps}
     heads = [_head_norm(n.x, weights, name) for n, name in ((query, "query_norm"), (key, "key_norm"))]
     parts = [part_of(n) for n in (*(node for node, _ in heads), attention.values)]
     if (heads[0][1] is None) != (heads[1][1] is None):
@@ -96,7 +96,7 @@ def layer_of(out: fx.Node) -> tuple[fx.Node, Layer]:
         activation=activation,
         gated=up is not None,
         turned=found.down.turned,
-        qkv=_together(parts, shape_of(attention.key)[-1]),
+        qkv=_together(parts, shape_of(attention.query)[1], shape_of(attention.key)),
         gate_up="" if up is None or up.product != gate.product else "parts",
         rotary=query.features / shape_of(attention.key)[-1],
         parallel=parallel,
@@ -112,7 +112,7 @@ def layer_of(out: fx.Node) -> tuple[fx.Node, Layer]:
     return row, Layer(form, weights, attention.caches, attention.updates, attention.index, shared)
 
 
-def peeled_or_none(node: fx.Node | None) -> fx.Node | None:
+def _peeled(node: fx.Node | None) -> fx.Node | None:
     return None if node is None else peeled(node)
 
 
@@ -165,14 +165,20 @@ def _feed_forward(down: Product) -> tuple[Part, Part | None, str]:
     made = peeled(down.x)
     if is_activation(made):
         kind, gate = activation_of(made)
+        if not part_of(gate).is_all:
+            raise Unsupported("the block reads a part of its product", made)
         return part_of(gate), None, kind
     activated, up = either(made, is_activation)
     kind, gate = activation_of(activated)
-    found = part_of(gate), part_of(up), kind
-    is_one = found[0].product == found[1].product
-    if [p.first for p in found[:2]] != [0, found[0].product.rows // 2 if is_one else 0]:
-        raise Unsupported("gate and up are not the halves of one product", made)
-    return found
+    first, second = part_of(gate), part_of(up)
+    half, rows = first.product.rows // 2, first.product.rows
+    if first.product == second.product:
+        are_halves = [(p.first, p.count, p.every) for p in (first, second)] == [(0, half, rows), (half, half, rows)]
+        if not are_halves:
+            raise Unsupported("gate and up are not the halves of one product", made)
+    elif not (first.is_all and second.is_all):
+        raise Unsupported("gate and up are parts of two products", made)
+    return first, second, kind
 
 
 def _head_norm(node: fx.Node, weights: dict[str, fx.Node], name: str) -> tuple[fx.Node, Norm | None]:
@@ -183,22 +189,20 @@ def _head_norm(node: fx.Node, weights: dict[str, fx.Node], name: str) -> tuple[f
     return norm.x, norm
 
 
-def _together(parts: list[Part], features: int) -> str:
-    """How queries, keys and values lie in weights (``form.TOGETHER``)."""
-    product = parts[0].product
-    if all(part.first == 0 and part.every == part.product.rows for part in parts):
+def _together(parts: list[Part], heads: int, keys: list[int]) -> str:
+    """How queries, keys and values lie in weights (``form.TOGETHER``). ``keys``: the shape of the token's keys."""
+    key_heads, features = keys[1], keys[-1]
+    product, every = parts[0].product, parts[0].every
+    sizes = [heads * features, key_heads * features, key_heads * features]
+    if all(part.is_all for part in parts) and [part.count for part in parts] == sizes:
         return ""
-    every, heads = parts[0].every, parts[0].every // features
-    keys = every - parts[2].first
-    if any(p.product != product or p.every != every for p in parts) or parts[1].first != every - 2 * keys:
+    by_heads = every != product.rows
+    if by_heads:
+        sizes = [size // key_heads for size in sizes]
+    want = [(product, sum(sizes[:n]), size, sum(sizes)) for n, size in enumerate(sizes)]
+    if [(p.product, p.first, p.count, p.every) for p in parts] != want:
         raise Unsupported("queries, keys and values are no three parts of one product", product.x)
-    if parts[0].first or heads * features != every:
-        raise Unsupported("queries are not the first part of their product", product.x)
-    if every == product.rows:
-        return "parts"
-    if keys != features:
-        raise Unsupported("a head's rows are not its queries, one key and one value", product.x)
-    return "heads"
+    return "heads" if by_heads else "parts"
 
 
 def _biased(form: Form, weights: dict[str, fx.Node], at: fx.Node) -> Form:

@@ -40,11 +40,16 @@ class Product:
 
 @dataclass(frozen=True)
 class Part:
-    """Some of a product's results: those from ``first`` on of each ``every``, which are all of them, or a head's."""
+    """Some of a product's results: ``count`` from ``first`` on of each ``every``, which are all, or a head's."""
 
     product: Product
     first: int
+    count: int
     every: int
+
+    @property
+    def is_all(self) -> bool:
+        return self.first == 0 and self.count == self.every == self.product.rows
 
 
 def product_of(node: Any) -> Product:
@@ -90,8 +95,8 @@ def part_of(node: Any) -> Part:
         source, dim, first = made.args[0], made.args[1], made.args[2] or 0
     else:
         product = product_of(made)
-        return Part(product, 0, product.rows)
+        return Part(product, 0, product.rows, product.rows)
     every = shape_of(source)
     if dim not in (-1, len(every) - 1):
         raise Unsupported("products are not parted by their results", made)
-    return Part(product_of(source), int(first), every[-1])  # pyright: ignore[reportArgumentType]
+    return Part(product_of(source), int(first), shape_of(made)[-1], every[-1])  # pyright: ignore[reportArgumentType]
