@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import copy
-from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from decode_steps import FORMS
 from torch import Tensor, fx, nn
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from benchmarks.lib import static_decoders
@@ -21,10 +19,9 @@ from tilestream.graph.capture import capture
 from tilestream.graph.decode import STEP
 from tilestream.kernels.step.form import GPT2, QWEN3, Form
 from tilestream.kernels.step.kernel import StepKernel
-from tilestream.kernels.step.shape import Shape, shape_of
+from tilestream.kernels.step.shape import shape_of
 from tilestream.options import Options
-from tilestream.plan.candidates import FALLBACK, Plan
-from tilestream.run import decode, inductor, timing, whole
+from tilestream.run import decode, inductor
 from tilestream.run.backend import tilestream
 from tilestream.run.target import Target
 
@@ -242,71 +239,6 @@ def test_a_mask_of_every_head_is_not_taken_for_one_of_every_sequence(
     assert not is_step(compiled_graphs)
 
 
-@pytest.mark.parametrize(("times_us", "taken"), [((400, 900, 1500), 0), ((950, 900, 1500), 1), ((1600, 1590, 1500), 2)])
-def test_the_fastest_of_three_graphs_runs(
-    times_us: tuple[float, ...], taken: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    graphs = [fx.symbolic_trace(nn.Identity()) for _ in range(3)]
-    step, streamed, plain = graphs
-    shape = Shape(30, 576, 1536, 9, 3, 64, 512, 49152)
-    us = dict(zip((whole.STEP, whole.STREAMED, FALLBACK), times_us, strict=True))
-    monkeypatch.setattr(whole, "Timer", lambda *_: lambda candidates: [us[c.strategy] for c in candidates])
-    monkeypatch.setattr(whole.Whole, "measures", lambda _: True)
-    target = Target("cuda", torch.device("cpu"), H200)
-    choice = whole.Whole(Options(cache=False), target, {"of": times_us}, [], [])
-    found = choice.choose(streamed, plain, lambda graph, **_: graph, [], {"is_inference": True}, (step, shape))
-    assert found is graphs[taken]
-    assert whole.wholes()[-1].without_us == 1500
-
-
-@pytest.mark.parametrize(("step_us", "taken"), [(400, 0), (950, 1)])
-def test_inductors_graph_is_not_compiled_where_regions_are_clearly_faster(
-    step_us: float, taken: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its first call took 49 s, 17 longer than without the step: the graph was compiled three times (SmolLM, H200)."""
-    graphs = [fx.symbolic_trace(nn.Identity()) for _ in range(3)]
-    step, streamed, plain = graphs
-    shape = Shape(30, 576, 1536, 9, 3, 64, 512, 49152)
-    us = {whole.STEP: step_us, whole.STREAMED: 900.0}
-    monkeypatch.setattr(whole, "Timer", lambda *_: lambda candidates: [us[c.strategy] for c in candidates])
-    monkeypatch.setattr(whole.Whole, "measures", lambda _: True)
-    choice = whole.Whole(
-        Options(cache=False), Target("cuda", torch.device("cpu"), H200), {"of": step_us}, [], [], beside_us=600.0
-    )
-    compiled: list[fx.GraphModule] = []
-
-    def compiles(graph: fx.GraphModule, **_: Any) -> fx.GraphModule:
-        compiled.append(graph)
-        return graph
-
-    found = choice.choose(streamed, plain, compiles, [], {"is_inference": True}, (step, shape))
-    assert found is graphs[taken] and compiled == [step, streamed]
-    assert whole.wholes()[-1].without_us is None
-
-
-@pytest.mark.parametrize(("regions_us", "made"), [(500.0, 1), (450.0, 3)])
-def test_graphs_whose_regions_take_longer_than_the_step_are_not_compiled(
-    regions_us: float, made: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    graphs = [fx.symbolic_trace(nn.Identity()) for _ in range(3)]
-    step, streamed, plain = graphs
-    shape = Shape(30, 576, 1536, 9, 3, 64, 512, 49152)
-    us = {whole.STEP: 400.0, whole.STREAMED: 900.0, FALLBACK: 1500.0}
-    monkeypatch.setattr(whole, "Timer", lambda *_: lambda candidates: [us[c.strategy] for c in candidates])
-    monkeypatch.setattr(whole.Whole, "measures", lambda _: True)
-    monkeypatch.setattr(whole, "total_us", lambda _: regions_us)
-    target = Target("cuda", torch.device("cpu"), H200)
-    choice = whole.Whole(Options(cache=False), target, {"of": regions_us}, [], [])
-    compiled: list[fx.GraphModule] = []
-
-    def compiles(graph: fx.GraphModule, **_: Any) -> fx.GraphModule:
-        compiled.append(graph)
-        return graph
-
-    found = choice.choose(streamed, plain, compiles, [], {"is_inference": True}, (step, shape))
-    assert found is step and compiled == graphs[:made]
-
-
 @pytest.mark.parametrize("form", [Form(), QWEN3, FORMS["Pythia's"]])
 def test_the_kernel_begins_to_be_compiled_where_a_step_is_found(form: Form, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is the one that the operator asks for, of its operands."""
@@ -322,52 +254,6 @@ def test_the_kernel_begins_to_be_compiled_where_a_step_is_found(form: Form, monk
     (node,) = graph.graph.find_nodes(op="call_function", target=STEP)
     row, _, _, mask, weights, caches, _, text, *_ = pytree.tree_map_only(fx.Node, lambda n: n.meta["val"], node.args)
     assert ahead == [StepKernel(shape_of(row, mask, weights, caches, Form.of(text))).source]
-
-
-class Replay:
-    """Stands for a CUDA graph on the CPU."""
-
-    def __init__(self, run: Any) -> None:
-        self.run, self.outputs = run, run()
-
-    def replay(self) -> None:
-        for kept, new in zip(self.outputs, self.run(), strict=True):
-            kept.copy_(new)
-
-
-@pytest.mark.parametrize("factor", [1.0, 1.5])
-def test_a_step_that_computes_something_else_is_not_used(factor: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is held against float64, at the same position of the cache as the others, whoever was timed before."""
-
-    def step(x: Tensor, cache: Tensor, length: Tensor, factor: float = factor) -> tuple[Tensor]:
-        cache.index_copy_(0, length.view(1), x)
-        length.add_(1)
-        return (factor * (x @ cache.T),)
-
-    given = [torch.randn(1, 64), torch.randn(8, 64), torch.tensor(5)]
-    traced = {f: make_fx(partial(step, factor=f), tracing_mode="fake")(*given) for f in {1.0, factor}}
-    plain = traced[1.0]
-    monkeypatch.setattr(timing, "capture", Replay)
-    monkeypatch.setattr(timing, "to_choose", lambda arms: [[1.0] for _ in arms])
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (10**10, 10**10))
-    monkeypatch.setattr(whole.Whole, "measures", lambda _: True)
-    target = Target("cuda", torch.device("cpu"), H200)
-    choice = whole.Whole(Options(cache=False), target, {"of": factor}, [], given)
-    fakes = [n.meta["val"] for n in plain.graph.find_nodes(op="placeholder")]
-    made: list[fx.GraphModule] = []
-
-    def compiled(graph: fx.GraphModule, **_: Any) -> Any:
-        made.append(graph)
-        return lambda values: list(graph(*values))
-
-    chosen: list[Plan] = []
-    choose = whole.choose
-    monkeypatch.setattr(whole, "choose", lambda *asked: (chosen.append(choose(*asked)), chosen[-1])[1])
-    shape = Shape(30, 576, 1536, 9, 3, 64, 512, 49152)
-    choice.choose(copy.deepcopy(plain), plain, compiled, fakes, {"is_inference": True}, (traced[factor], shape))
-    wrong = [c.strategy for c in chosen[0].candidates if "wrong result" in c.rejected]
-    assert wrong == ([] if factor == 1.0 else [whole.STEP])
-    assert int(given[2]) == 5, "the user's own"
 
 
 @torch.no_grad()
