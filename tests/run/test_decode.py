@@ -118,11 +118,19 @@ class Twice(nn.Module):
     [
         lambda: model(act=nn.functional.softplus),
         lambda: model(form=Form(rotary=0.125)),
+        lambda: model(form=Form(gate_up="parts", biased=("gate",))),
         lambda: model(features=32),
         lambda: model().float(),
         Twice,
     ],
-    ids=["softplus", "8 rotated features", "narrow heads", "float32", "a cache that is read again"],
+    ids=[
+        "softplus",
+        "8 rotated features",
+        "a bias of gate and up",
+        "narrow heads",
+        "float32",
+        "a cache that is read again",
+    ],
 )
 def test_what_is_no_step_runs_as_before(module: Any, compiled_graphs: list[Any]) -> None:
     ours = module()

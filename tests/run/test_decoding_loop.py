@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from test_decode import small
 from torch import Tensor
 
 import tilestream
@@ -15,17 +16,6 @@ from tilestream.run.tokens import Tokens
 
 PROMPT = torch.tensor([[3, 14, 15, 92, 65], [35, 89, 79, 32, 38]])
 PADDED = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]])
-
-
-def small() -> Any:
-    """A model of transformers with random weights."""
-    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
-    torch.manual_seed(0)
-    config = transformers.Qwen3Config(
-        hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-        head_dim=64, vocab_size=96, max_position_embeddings=64, bos_token_id=1, eos_token_id=None, pad_token_id=0,
-    )  # fmt: skip
-    return transformers.Qwen3ForCausalLM(config).bfloat16().eval()
 
 
 def both(module: Any, ids: Tensor = PROMPT, **given: Any) -> list[Tensor]:
@@ -60,7 +50,7 @@ class AtFourteen:
     ],
 )
 def test_tokens_are_those_of_transformers(given: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
-    want, got = both(small(), **given)
+    want, got = both(small("Qwen3"), **given)
     assert torch.equal(got, want)
     assert "transformers' own loop" not in caplog.text
 
@@ -68,7 +58,7 @@ def test_tokens_are_those_of_transformers(given: dict[str, Any], caplog: pytest.
 @torch.no_grad()
 def test_sequences_end() -> None:
     """All of them, at once or one after the other: as many tokens as transformers has, and padding behind an end."""
-    module = small()
+    module = small("Qwen3")
     (first, _), lengths = both(module, do_sample=False), set()
     for ends in ([int(first[0, 8])], [int(first[0, 9]), int(first[1, 6])], [int(first[0, 6]), int(first[1, 12])]):
         want, got = both(module, do_sample=False, eos_token_id=ends)
@@ -79,7 +69,7 @@ def test_sequences_end() -> None:
 
 @torch.no_grad()
 def test_a_cache_of_the_users_own_goes_on_where_it_was_left() -> None:
-    module = small()
+    module = small("Qwen3")
     transformers = pytest.importorskip("transformers")
     (first, _) = both(module, do_sample=False)
     caches = [transformers.StaticCache(config=module.config, max_cache_len=48) for _ in range(2)]
@@ -98,7 +88,7 @@ def test_a_step_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     from tilestream.run import inductor
     from tilestream.run.backend import tilestream as backend
 
-    module, graphs = small(), list[Any]()
+    module, graphs = small("Qwen3"), list[Any]()
     from transformers import CompileConfig  # pyright: ignore[reportMissingImports]
 
     inner = inductor.compile_inner
@@ -124,7 +114,7 @@ def test_a_step_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_what_is_left_to_transformers(given: dict[str, Any], why: str, caplog: pytest.LogCaptureFixture) -> None:
-    want, got = both(small(), do_sample=False, **given)
+    want, got = both(small("Qwen3"), do_sample=False, **given)
     if "return_dict_in_generate" in given:
         want, got = want.sequences, got.sequences  # pyright: ignore[reportAttributeAccessIssue]
     assert torch.equal(got, want)
@@ -133,7 +123,7 @@ def test_what_is_left_to_transformers(given: dict[str, Any], why: str, caplog: p
 
 @torch.no_grad()
 def test_what_is_refused() -> None:
-    module = small()
+    module = small("Qwen3")
     transformers = pytest.importorskip("transformers")
     with pytest.raises(InputError, match="no beam_search"):
         module.generate(PROMPT, num_beams=2, custom_generate=tilestream.decoding_loop)

@@ -47,7 +47,7 @@ def is_layer(out: fx.Node) -> bool:
     if packet(added) is not aten.add:
         return False
     inputs = [peeled(n) for n in added.all_input_nodes]
-    return any(_is_product(n) or (packet(n) is aten.add and all(map(_is_product, n.all_input_nodes))) for n in inputs)
+    return any(_product(n) or (packet(n) is aten.add and all(map(_product, n.all_input_nodes))) for n in inputs)
 
 
 def layer_of(out: fx.Node) -> tuple[fx.Node, Layer]:
@@ -90,24 +90,28 @@ def layer_of(out: fx.Node) -> tuple[fx.Node, Layer]:
     products += [up.product] if up is not None else []
     if len({p.turned for p in products}) > 1 or found.output.times != found.down.times:
         raise Unsupported("products of a layer are not alike", attention.node)
+    qkv = _together(parts, shape_of(attention.query)[1], shape_of(attention.key))
+    named = dict(zip(("query",) if qkv else ("query", "key", "value"), (part.product for part in parts), strict=False))
+    named |= {"output": found.output, "gate": gate.product, "down": found.down}
+    gate_up = "parts" if up is not None and up.product == gate.product else ""
+    if up is not None and not gate_up:
+        named["up"] = up.product
+    for name, product in named.items():
+        product.noted(weights, name)
     form = Form(
         norm=norms[0].kind,
         head_norms=head is not None,
         activation=activation,
         gated=up is not None,
+        biased=tuple(name for name in ("query", "output", "gate", "down") if f"{name}_bias" in weights),
         turned=found.down.turned,
-        qkv=_together(parts, shape_of(attention.query)[1], shape_of(attention.key)),
-        gate_up="" if up is None or up.product != gate.product else "parts",
+        qkv=qkv,
+        gate_up=gate_up,
         rotary=query.features / shape_of(attention.key)[-1],
         parallel=parallel,
     )
-    for part, name in zip(parts[:1] if form.qkv else parts, ("query", "key", "value"), strict=False):
-        part.product.noted(weights, name)
-    if up is not None and not form.gate_up:
-        up.product.noted(weights, "up")
-    for product, name in ((found.output, "output"), (gate.product, "gate"), (found.down, "down")):
-        product.noted(weights, name)
-    form = _biased(form, weights, found.down.x)
+    if set(form.weights) != set(weights):
+        raise Unsupported(f"weights of a layer are {', '.join(sorted(weights))}", found.down.x)
     shared |= {"times": found.down.times, "scale": attention.scale, "mask": attention.mask}
     return row, Layer(form, weights, attention.caches, attention.updates, attention.index, shared)
 
@@ -116,24 +120,31 @@ def _peeled(node: fx.Node | None) -> fx.Node | None:
     return None if node is None else peeled(node)
 
 
-def _is_product(node: fx.Node) -> bool:
+def _product(node: fx.Node) -> Product | None:
     try:
-        return bool(scaled_product_of(node))
+        return scaled_product_of(node)
     except Unsupported:
-        return False
+        return None
+
+
+def _reads_attention(product: Product) -> bool:
+    made = peeled(product.x)
+    return len(made.all_input_nodes) == 1 and is_attention(only(made))
 
 
 def _residuals(out: fx.Node) -> Residuals:
     """``(row + attention) + block``, or ``row + (attention + block)``."""
     added = peeled(out)
     for first, second in _orders(added):
-        if _is_product(first) and not _is_attended(first):
-            for output, row in _orders(peeled(second)):
-                if _is_attended(output):
-                    return Residuals(row, scaled_product_of(output), scaled_product_of(first), second)
-        for output, down in _orders(peeled(first)):
-            if _is_attended(output) and _is_product(down):
-                return Residuals(second, scaled_product_of(output), scaled_product_of(down), None)
+        down = _product(first)
+        if down is not None and not _reads_attention(down):
+            for attended, row in _orders(peeled(second)):
+                if (output := _product(attended)) is not None and _reads_attention(output):
+                    return Residuals(row, output, down, second)
+        for attended, block in _orders(peeled(first)):
+            output, down = _product(attended), _product(block)
+            if output is not None and down is not None and _reads_attention(output):
+                return Residuals(second, output, down, None)
     raise Unsupported("a residual has no products that belong to it", added)
 
 
@@ -143,14 +154,6 @@ def _orders(added: fx.Node) -> list[tuple[Any, Any]]:
         return []
     first, second = added.args[:2]
     return [(first, second), (second, first)]
-
-
-def _is_attended(node: fx.Node) -> bool:
-    """Whether a node is a product of what attention has made."""
-    if not _is_product(node):
-        return False
-    made = peeled(scaled_product_of(node).x)
-    return len(made.all_input_nodes) == 1 and is_attention(only(made))
 
 
 def _feed_forward(down: Product) -> tuple[Part, Part | None, str]:
@@ -203,12 +206,3 @@ def _together(parts: list[Part], heads: int, keys: list[int]) -> str:
     if [(p.product, p.first, p.count, p.every) for p in parts] != want:
         raise Unsupported("queries, keys and values are no three parts of one product", product.x)
     return "heads" if by_heads else "parts"
-
-
-def _biased(form: Form, weights: dict[str, fx.Node], at: fx.Node) -> Form:
-    """The form with its biases."""
-    biased = tuple(name for name in ("query", "output", "gate", "down") if f"{name}_bias" in weights)
-    made = Form(**{**form.__dict__, "biased": biased})
-    if set(made.weights) != set(weights):
-        raise Unsupported(f"weights of a layer are {', '.join(sorted(weights))}", at)
-    return made

@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import fx
 
-from tilestream.graph.decode.reading import cast, dtype_of, either, only, peeled, shape_of
+from tilestream.graph.decode.reading import Weighted, cast, dtype_of, either, only, peeled, shape_of
 from tilestream.graph.nodes import Unsupported, packet
 
 aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
-class Norm:
+class Norm(Weighted):
     """Of ``x``. ``kind``: of ``form.NORMS``."""
 
     x: fx.Node
@@ -24,13 +24,6 @@ class Norm:
     weight: fx.Node
     bias: fx.Node | None
     eps: float
-
-    def noted(self, weights: dict[str, fx.Node], name: str) -> Norm:
-        """Itself, once its weight and bias have names."""
-        weights[name] = self.weight
-        if self.bias is not None:
-            weights[f"{name}_bias"] = self.bias
-        return self
 
 
 def norm_of(node: Any) -> Norm:

@@ -25,8 +25,7 @@ def layer_of(weights: Sequence[Tensor], layer: int, s: Shape) -> dict[str, Tenso
         for name, part in zip(("query", "key", "value"), heads.split(parts, 1), strict=True):
             found[name + kind] = part.reshape(-1, *rows.shape[1:])
     if form.gate_up:
-        for kind in ("", "_bias") if "gate" in form.biased else ("",):
-            found["gate" + kind], found["up" + kind] = found["gate" + kind].chunk(2)
+        found["gate"], found["up"] = found["gate"].chunk(2)
     return found
 
 

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import operator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import fx
 
-from tilestream.graph.decode.reading import only, peeled, shape_of
+from tilestream.graph.decode.reading import Weighted, only, peeled, shape_of
 from tilestream.graph.nodes import Unsupported, packet
 
 aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
-class Product:
+class Product(Weighted):
     """``times * (x @ weight.T + bias)``. ``turned``: the weight is [inputs, outputs]."""
 
     x: fx.Node
@@ -29,13 +29,6 @@ class Product:
     def rows(self) -> int:
         """Of the weight as [outputs, inputs]."""
         return shape_of(self.weight)[1 if self.turned else 0]
-
-    def noted(self, weights: dict[str, fx.Node], name: str) -> Product:
-        """Itself, once its weight and bias have names."""
-        weights[name] = self.weight
-        if self.bias is not None:
-            weights[f"{name}_bias"] = self.bias
-        return self
 
 
 @dataclass(frozen=True)
@@ -79,7 +72,7 @@ def scaled_product_of(node: Any) -> Product:
     made = peeled(node)
     if packet(made) is aten.mul and len(made.args) == 2 and isinstance(made.args[1], float):
         found = product_of(made.args[0])
-        return Product(found.x, found.weight, found.bias, found.turned, made.args[1])
+        return replace(found, times=made.args[1])
     return product_of(made)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import fx
@@ -15,6 +15,20 @@ aten = torch.ops.aten
 
 SAME = (aten.view, aten._unsafe_view, aten.reshape, aten.unsqueeze, aten.squeeze, aten.alias, aten.clone, aten.detach)
 """What leaves elements in their order."""
+
+
+class Weighted:
+    """What has a weight, and perhaps a bias."""
+
+    weight: fx.Node
+    bias: fx.Node | None
+
+    def noted(self, weights: dict[str, fx.Node], name: str) -> Self:
+        """Itself, once its weight and bias have names."""
+        weights[name] = self.weight
+        if self.bias is not None:
+            weights[f"{name}_bias"] = self.bias
+        return self
 
 
 def is_same(a: Any, b: Any, depth: int = 8) -> bool:

@@ -108,8 +108,8 @@ def _sizes_of(row: fx.Node, head: Product, layers: Sequence[Layer], common: dict
     return Shape(
         layers=len(layers),
         width=count_of(row) // batch,
-        hidden=gate // (2 if form.gate_up else 1),
-        heads=query // features - (2 * key_heads if form.qkv else 0),
+        hidden=form.hidden(gate),
+        heads=form.heads(query, key_heads, features),
         key_heads=key_heads,
         features=features,
         positions=positions,

@@ -87,6 +87,14 @@ class Form:
         """Weights behind those of layers."""
         return [*self._norm("norm"), *self._product("head")]
 
+    def heads(self, rows: int, key_heads: int, features: int) -> int:
+        """Of queries, where the weight ``query`` has so many rows."""
+        return rows // features - (2 * key_heads if self.qkv else 0)
+
+    def hidden(self, rows: int) -> int:
+        """Features, where the weight ``gate`` has so many rows."""
+        return rows // 2 if self.gate_up else rows
+
     def _norm(self, name: str) -> list[str]:
         return [name, f"{name}_bias"] if self.norm == "layer" else [name]
 

@@ -61,6 +61,8 @@ class Shape:
             return f"a rotary embedding of {self.rotary} features of a head"
         if self.form.turned and (self.form.qkv != "parts" or self.form.gate_up):
             return "weights [inputs, outputs] whose parts lie otherwise than GPT-2's"
+        if self.form.gate_up and "gate" in self.form.biased:
+            return "gate and up in one weight, with biases"
         if self.batch > MOST_BATCH:
             return f"{self.batch} sequences, and a step has {MOST_BATCH} at most"
         if self.width % DEPTH or self.hidden % DEPTH or self.layers > MOST_LAYERS:
@@ -166,8 +168,8 @@ def shape_of(
     return Shape(
         layers=len(caches) // 2,
         width=row.shape[-1],
-        hidden=rows["gate"] // (2 if form.gate_up else 1),
-        heads=rows["query"] // features - (2 * key_heads if form.qkv else 0),
+        hidden=form.hidden(rows["gate"]),
+        heads=form.heads(rows["query"], key_heads, features),
         key_heads=key_heads,
         features=features,
         positions=positions,
