@@ -52,13 +52,13 @@ def test_the_order_of_each_place() -> None:
         ],
         When.BACKWARD: ["narrow_products", "copy_sums_operands"],
         When.NORMAL_FORM: [
-            *("remove_dead", "unlift_constants", "split_to_slices", "split_maxima"),
+            *("remove_dead", "unlift_constants", "join_gelus", "split_to_slices", "split_maxima"),
             *("squeeze_out_of_place", "copy_views"),
         ],
         When.CONVOLUTIONS: ["to_pixels"],
         When.ROWS: ["align_rows"],
         When.PLACED: ["unalign_rows", "join_maxima", "from_pixels"],
-        When.AROUND: ["fuse_relus"],
+        When.AROUND: ["fuse_activations"],
         When.AROUND_INFERENCE: ["multiply_reals", "share_keys"],
         When.CALLED: ["keep_lists"],
     }

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from tilestream import devices
 from tilestream.cli.main import app
 from tilestream.graph.capture import capture
-from tilestream.graph.rewrites.epilogues import with_relu
+from tilestream.graph.rewrites.epilogues import with_epilogues
 from tilestream.options import Options
 from tilestream.plan.analyse import analyse
 from tilestream.plan.fusion import Unit, before, units
@@ -189,7 +189,7 @@ def test_a_product_that_takes_its_relu_in_reads_copies_of_odd_rows() -> None:
     def made(depth: int) -> tuple[Kernel, ...]:
         layer, x = linear(depth, 1024).bfloat16(), torch.empty(2048, depth).bfloat16()
         nodes = nodes_of(lambda m, x: torch.relu(m.layers[0](x)), x, parts=(layer,))
-        (unit,) = units(nodes, with_relu(nodes))
+        (unit,) = units(nodes, with_epilogues(nodes))
         return kernels(unit.nodes, Readers(nodes), tf32=True)
 
     copies, product = made(479)

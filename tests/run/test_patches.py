@@ -75,11 +75,27 @@ def test_what_is_left(name: str) -> None:
     assert len(sites(graph_of(convolution(), pictures(4)).graph)) == 1
 
 
-def test_what_is_returned_as_it_lies_and_float32_stay() -> None:
-    graph = graph_of(convolution(), pictures(4))
-    (site,) = sites(graph.graph)
-    assert not place(graph, site)
+def test_float32_stays() -> None:
     assert not sites(graph_of(nn.Conv2d(3, 8, 4, 4), pictures().float()).graph)
+
+
+def flattened() -> nn.Module:
+    """A view over channels and pixels of a result whose channels lie first."""
+    return nn.Sequential(nn.Conv2d(4, 8, 4, 4), nn.Flatten(), nn.Linear(128, 8))
+
+
+@pytest.mark.parametrize("make", [convolution, flattened])
+def test_what_is_returned_or_viewed_as_it_lies_is_copied_so(make: Callable[[], nn.Module]) -> None:
+    model, x = ready(make()), pictures(4)
+    graph = graph_of(model, x)
+    (site,) = sites(graph.graph)
+    assert place(graph, site) and not sites(graph.graph)
+    clones = graph.graph.find_nodes(op="call_function", target=aten.clone.default)
+    assert any(n.meta["val"].shape == site.node.meta["val"].shape and n.meta["val"].is_contiguous() for n in clones)
+    compiled = torch.compile(model, backend=tilestream, options={"target": "reference"})
+    with torch.no_grad():
+        exact, eager, got = copy.deepcopy(model).double()(x.double()), model(x), compiled(x)
+    assert got.stride() == eager.stride() and (got - exact).norm() <= 1.5 * (eager - exact).norm()
 
 
 @pytest.mark.parametrize("weights", LAYOUTS)
@@ -108,14 +124,6 @@ def test_channels_last_between_pixels() -> None:
             eager, got = model(x), compiled(x)
             assert got.stride() == eager.stride()
             torch.testing.assert_close(got, eager, rtol=0.05, atol=0.05)
-
-
-def test_what_flattens_otherwise_keeps_the_convolution() -> None:
-    """A view over channels and pixels of a result whose channels lie first."""
-    model, x = ready(nn.Sequential(nn.Conv2d(4, 8, 4, 4), nn.Flatten(), nn.Linear(128, 8))), pictures(4)
-    graph = graph_of(model, x)
-    (site,) = sites(graph.graph)
-    assert not place(graph, site) and len(sites(graph.graph)) == 1
 
 
 def test_the_option_leaves_them_alone_and_few_cost_a_launch() -> None:

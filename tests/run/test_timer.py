@@ -78,7 +78,7 @@ def timer_of(region: Region, target: Target, patience_s: float = margins.PATIENC
     return Timer(region_trial(region, target, **kwargs), target, patience_s)
 
 
-def test_the_fallback_is_timed_with_relu_as_an_epilogue(
+def test_the_fallback_is_timed_with_epilogues_as_an_epilogue(
     on_the_cpu: tuple[Region, Target], monkeypatch: pytest.MonkeyPatch
 ):
     """A graph without this region would have it (``rewrites.epilogues``)."""

@@ -1,4 +1,4 @@
-"""Depthwise convolutions, launched (``kernels/operators/depthwise``)."""
+"""Convolutions of groups of channels, launched (``kernels/operators/grouped``)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from torch import Tensor
 
 from tilestream.cuda.beside import Address, LaneCall, launch, readable
 from tilestream.ir.dtypes import DTYPES
-from tilestream.kernels.operators.depthwise import Depthwise, Tile, ctas, kernel
+from tilestream.kernels.operators.depthwise import Depthwise, Tile
+from tilestream.kernels.operators.grouped import ctas, kernel
 
 
 def convolved(x: Tensor, *given: Any) -> list[Tensor]:
@@ -37,10 +38,10 @@ def call(
     images, height, width, channels = x.shape
     window, by = (weight.shape[2], weight.shape[3]), Tile(tile[0], tile[1])
     behind = (DTYPES[x.dtype], scale is not None, activation, pooled)
-    conv = Depthwise(height, width, channels, window, stride, (padding[0], padding[1]), *behind)
+    conv = Depthwise(height, width, channels, window, stride, (padding[0], padding[1]), *behind, weight.shape[1])
     made = [x.new_empty(images, *conv.out, channels)]
     made += [x.new_empty(images, by.tiles(conv), channels, dtype=torch.float32)] if pooled else []
-    flat = {"x": x.contiguous().view(-1), "weight": weight.contiguous().view(-1)}
+    flat = {"x": x.contiguous().view(-1), "weight": weight.permute(0, 2, 3, 1).reshape(-1)}
     read = flat | {"bias": bias, "scale": scale, "shift": shift}
     held = {name: None if t is None else readable(t) for name, t in read.items()}
     values = {name: 0 if t is None else address(t) for name, t in held.items()}

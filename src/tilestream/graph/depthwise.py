@@ -1,4 +1,5 @@
-"""Depthwise convolutions of pictures whose channels lie last, with what follows each pixel: an operator of ours.
+"""Convolutions of groups of channels, most often of one, of pictures whose channels lie last, with what follows each
+pixel: an operator of ours.
 
 A library's kernel for one is far from the memory's rate, and the norm, the activation and the mean over the picture
 (squeeze and excite) behind it read and write its result again. ``site_of`` finds them; ``graph.rewrites.pixels`` puts
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -19,6 +21,7 @@ from tilestream.graph.own import operator
 from tilestream.graph.sizes import hint
 from tilestream.ir.dtypes import DTYPES
 from tilestream.kernels.operators.depthwise import ACTIVATIONS, MOST_CHANNELS, MOST_KERNEL, Depthwise
+from tilestream.kernels.operators.grouped import can
 
 TAKEN = "tilestream.depthwise"
 """In the meta of convolutions that were chosen: their ``Site`` and ``Tile``, and whether gates behind them are ours."""
@@ -46,18 +49,18 @@ def depthwise(
 
     Args:
         x: [images, height, width, channels], of bf16 or f16.
-        weight: [channels, 1, kernel y, kernel x]; bias: [channels], both of the dtype of ``x``.
+        weight: [channels, channels of a group, kernel y, kernel x]; bias: [channels], both of the dtype of ``x``.
         scale, shift: [channels] fp32, of what the sum with its bias is multiplied with and added to; both or neither.
         stride: of both sides. padding: (y, x).
         activation: one of ``ACTIVATIONS``.
-        tile: rows and columns of output pixels that a lane of the kernel has.
+        tile: rows and columns of output pixels that a lane of the kernel has, or a CTA where groups are wider.
         pooled: a second result, fp32 [images, tiles of a picture, channels]: sums of the first over each tile, which
             the kernel adds up before it rounds.
     """
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
     given = (None if t is None else t.to(wide) for t in (weight, bias, scale, shift))
     weight, bias, scale, shift = given  # pyright: ignore
-    taken = (bias, [stride, stride], list(padding), [1, 1], False, [0, 0], x.shape[3])
+    taken = (bias, [stride, stride], list(padding), [1, 1], False, [0, 0], x.shape[3] // weight.shape[1])
     made = aten.convolution.default(x.permute(FIRST).to(wide), weight, *taken).permute(LAST)
     if scale is not None and shift is not None:
         made = made * scale + shift
@@ -100,7 +103,7 @@ class Site:
 
 
 def site_of(node: fx.Node) -> Site | None:
-    """What ``node`` is, if it is a depthwise convolution that our kernel computes."""
+    """What ``node`` is, if it is a convolution of groups that our kernel computes."""
     if packet(node) is not aten.convolution or _why_not(node):
         return None
     x, weight = (node.args[k].meta["val"] for k in range(2))  # pyright: ignore
@@ -114,7 +117,7 @@ def site_of(node: fx.Node) -> Site | None:
     means = tuple(n for n in last.users if _is_mean(n))
     conv = Depthwise(
         height, width, channels, (int(weight.shape[2]), int(weight.shape[3])), stride, (padding[0], padding[1]),
-        DTYPES[x.dtype], norm is not None, activation, bool(means),
+        DTYPES[x.dtype], norm is not None, activation, bool(means), int(weight.shape[1]),
     )  # fmt: skip
     return Site(node, conv, hint(images), norm, last, means)
 
@@ -133,10 +136,11 @@ def _why_not(node: fx.Node) -> bool:
     if not all(isinstance(n, int) for n in known) or x.dtype not in (torch.bfloat16, torch.float16):
         return True
     channels, kernel = x.shape[1], weight.shape[2:]
-    if argument(node, 8, "groups", 1) != channels or weight.shape[0] != channels or weight.dtype != x.dtype:
+    groups: Any = argument(node, 8, "groups", 1)
+    if groups == 1 or weight.shape[0] != channels or weight.dtype != x.dtype:
         return True
     stride, padding, dilation = (_pair(argument(node, 3 + k, "")) for k in range(3))
-    fits = channels % 2 == 0 and 2 <= channels <= MOST_CHANNELS and max(kernel) <= MOST_KERNEL
+    fits = can(channels // groups, channels, kernel[0] * kernel[1]) and channels % 2 == 0 and 2 <= channels <= MOST_CHANNELS and max(kernel) <= MOST_KERNEL
     slides = stride in ((1, 1), (2, 2)) and dilation == (1, 1) and padding[0] < kernel[0] and padding[1] < kernel[1]
     last = all(t.is_contiguous(memory_format=torch.channels_last) for t in (x, made))
     return not (fits and slides and last)

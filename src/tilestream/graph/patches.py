@@ -90,7 +90,8 @@ def site_of(node: fx.Node) -> Site | None:
 
 
 def place(owner: fx.GraphModule, site: Site) -> bool:
-    """Rewrite a site; whether it was. Where somebody sees that channels lie last, a convolution stays."""
+    """Rewrite a site; whether it was. Where readers want channels first, as views of all tokens of a channel do, the
+    result is copied so; one that is returned as channels last stays a convolution."""
     placed = _place(owner.graph, site)
     if placed:
         settle(owner)
@@ -103,7 +104,7 @@ def _place(graph: fx.Graph, site: Site) -> bool:
     assert isinstance(x, fx.Node) and isinstance(weight, fx.Node)
     fake = node.meta["val"]
     changed = elsewhere(graph, node, fake.contiguous(memory_format=torch.channels_last))
-    if changed is None:
+    if changed is None and not fake.is_contiguous():
         return False
     (down, across), (ky, kx) = patches.grid, patches.kernel
     with graph.inserting_before(node):
@@ -115,7 +116,9 @@ def _place(graph: fx.Graph, site: Site) -> bool:
         matrix = call(node, aten.reshape.default, lying, [patches.out, patches.features])
         made = call(node, aten.linear.default, rows, matrix, bias)
         shown = call(node, aten.permute.default, made, FIRST)
+        if changed is None:
+            shown = call(node, aten.clone.default, shown, memory_format=torch.contiguous_format)
     node.replace_all_uses_with(shown)
-    for reader, val in changed.items():
+    for reader, val in (changed or {}).items():
         reader.meta["val"] = val
     return True

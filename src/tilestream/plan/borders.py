@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from torch import fx
 
 from tilestream.devices import Device
-from tilestream.graph.rewrites.epilogues import with_relu
+from tilestream.graph.rewrites.epilogues import with_epilogues
 from tilestream.plan.fusion import units
 from tilestream.plan.library import kernels
 from tilestream.plan.values import Readers
@@ -34,7 +34,7 @@ def saved_us(graph: fx.Graph, regions: Mapping[str, Sequence[fx.Node]], device: 
 
     def inductors_us(members: set[fx.Node]) -> float:
         own, cache = [n for n in nodes if n in members], Cache(device)
-        found = (kernels(unit.nodes, readers, tf32) for unit in units(own, with_relu(own)))
+        found = (kernels(unit.nodes, readers, tf32) for unit in units(own, with_epilogues(own)))
         return 1e6 * sum(seconds(made, device, cache) for made in found)
 
     saved = 0.0
@@ -48,7 +48,7 @@ def neighbours(nodes: Sequence[fx.Node], regions: Mapping[str, Sequence[fx.Node]
     """Of each region that has some, what is not of it and in one kernel of Inductor's with operators of it."""
     inside = {node: name for name, members in regions.items() for node in members}
     found: dict[str, set[fx.Node]] = {}
-    for unit in units(nodes, with_relu(nodes)):
+    for unit in units(nodes, with_epilogues(nodes)):
         for name in {inside[n] for n in unit.nodes if n in inside}:
             found.setdefault(name, set()).update(n for n in unit.nodes if inside.get(n) != name)
     return {name: others for name, others in found.items() if others}

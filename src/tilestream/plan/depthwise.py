@@ -13,7 +13,8 @@ from tilestream.graph.depthwise import TAKEN, Site, site_of
 from tilestream.graph.nodes import value
 from tilestream.graph.sizes import hint
 from tilestream.kernels.costs import Amount, Counts
-from tilestream.kernels.operators.depthwise import Depthwise, Tile, cycles, kernel, tile_of
+from tilestream.kernels.operators.depthwise import Depthwise, Tile
+from tilestream.kernels.operators.grouped import cycles, kernel, tile_of
 from tilestream.options import Options
 from tilestream.plan.replacement import Replacement, dram, launch
 from tilestream.plan.values import Moved
@@ -108,7 +109,8 @@ def work_of(node: fx.Node) -> Stream:
     given: tuple[Any, ...] = node.args
     x, weight, made = given[0].meta["val"], given[1].meta["val"], node.meta["val"][0]
     shape = (hint(x.shape[1]), hint(x.shape[2]), hint(x.shape[3]), tuple(weight.shape[2:]))
-    conv, tile = Depthwise(*shape, given[5], tuple(given[6]), activation=given[7]), Tile(*given[8])
+    conv = Depthwise(*shape, given[5], tuple(given[6]), activation=given[7], group=hint(weight.shape[1]))
+    tile = Tile(*given[8])
     lanes = hint(x.shape[0]) * tile.tiles(conv) * conv.channels / 2
     return Stream(float(size(made)), slots=lanes * tile.slots(conv), touched=2.0 * (size(x) + size(made)))
 

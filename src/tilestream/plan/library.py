@@ -87,7 +87,7 @@ def joins(node: fx.Node) -> bool:
 
 
 def kernels(nodes: Sequence[fx.Node], readers: Readers, tf32: bool) -> tuple[Kernel, ...]:
-    """The kernels that ``nodes`` are, one after another: one, also of a product with its ReLU (``rewrites.epilogues``),
+    """The kernels that ``nodes`` are, one after another: one, also of a product with its activation (``rewrites.epilogues``),
     behind a copy of operands whose rows are odd; several for gradients of tables; none for ``joins``.
 
     Args:
@@ -106,8 +106,8 @@ def kernels(nodes: Sequence[fx.Node], readers: Readers, tf32: bool) -> tuple[Ker
         return (_kernel((first,), depthwise.library_work(site), touched),)
     if first.target in messages.TARGETS:
         return messages.kernels_of(first, touched)
-    if (amount := flops.of_node(first)) and (len(nodes) == 1 or nodes[-1].target is aten.relu.default):
-        made = _product(first, amount, touched, tf32)
+    if amount := flops.of_node(first):
+        made = _with_epilogue(_product(first, amount, touched, tf32), nodes[1:])
         padded = len(nodes) > 1 and is_linear(first) and missing_columns(first)
         return behind_copies(made) if padded else (made,)
     if len(nodes) == 1 and scatters(first) and not by_atomics(first):
@@ -119,6 +119,14 @@ def kernels(nodes: Sequence[fx.Node], readers: Readers, tf32: bool) -> tuple[Ker
     lanes += sum(concatenations.lanes(n) * elements(n) for n in nodes if is_cat(n))
     streamed = Stream(max(map(goes_over, nodes)) or 1.0, lanes, special, by_index=accesses(nodes))
     return _with_sums(nodes, _kernel(nodes, streamed, concatenations.without_products(nodes, touched)))
+
+
+def _with_epilogue(product: Kernel, epilogue: Sequence[fx.Node]) -> Kernel:
+    if not epilogue or not isinstance(product.work, Gemm):
+        return product
+    done = work(epilogue[-1])
+    beside = replace(product.work.beside, simt_ops=done.lanes, sfu_ops=done.special)
+    return replace(product, work=replace(product.work, beside=beside))
 
 
 def _with_sums(nodes: Sequence[fx.Node], fused: Kernel) -> tuple[Kernel, ...]:

@@ -29,7 +29,7 @@ from tilestream.plan.chooser import Measure, Question, Time, decide
 from tilestream.plan.cost import predict, product_bound_us
 from tilestream.plan.finalists import Shown, simulated
 from tilestream.plan.made import made_of, once
-from tilestream.plan.passes import merge_common_ops, relu_in_product, remove_dead_ops, split_bulk
+from tilestream.plan.passes import merge_common_ops, activation_in_product, remove_dead_ops, split_bulk
 from tilestream.plan.passes.verified import apply
 from tilestream.plan.recipes import IN_PLACE, KERNEL_A_LAYER, Recipe, recipes
 from tilestream.plan.shown import pipeline_us
@@ -249,8 +249,8 @@ def on_inductor(program: Pipeline, rows: int, device: Device, epilogues: bool = 
     """Inductor, predicted as library kernels: one a linear, and one for all that lies between two of them.
 
     Args:
-        epilogues: whether products have their ReLU as in our graphs (``relu_in_product``); by itself Inductor leaves it
-            to the kernel behind.
+        epilogues: whether products have their activation as in our graphs (``activation_in_product``); by itself
+            Inductor leaves it to the kernel behind.
     """
     pipeline = _library_kernels(program, device, epilogues)
     return Candidate(FALLBACK, None, None if pipeline is None else predict(pipeline, rows, device).us)
@@ -264,7 +264,7 @@ def _inductor_us(program: Pipeline, rows: int, device: Device) -> float | None:
 
 def _library_kernels(program: Pipeline, device: Device, epilogues: bool) -> Pipeline | None:
     split = partial(split_bulk, device=device, epilogues=False)
-    taken = (relu_in_product,) if epilogues else ()
+    taken = (activation_in_product,) if epilogues else ()
     try:
         return apply((remove_dead_ops, merge_common_ops, *taken, split), program)
     except (VerifyError, IRError) as error:

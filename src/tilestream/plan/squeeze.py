@@ -13,7 +13,7 @@ from tilestream.graph.depthwise import Site
 from tilestream.graph.sizes import hint
 from tilestream.graph.squeeze import site_of
 from tilestream.kernels.costs import Amount, Counts
-from tilestream.kernels.operators.depthwise import tile_of
+from tilestream.kernels.operators.grouped import tile_of
 from tilestream.kernels.operators.squeeze import Squeeze, kernel
 from tilestream.plan.depthwise import chosen, take
 from tilestream.plan.replacement import Replacement, dram, launch

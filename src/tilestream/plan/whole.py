@@ -16,7 +16,7 @@ from tilestream.devices import Device
 from tilestream.graph.decode import STEP
 from tilestream.graph.eager import EagerOp
 from tilestream.graph.nodes import name as target_name
-from tilestream.graph.rewrites.epilogues import with_relu
+from tilestream.graph.rewrites.epilogues import with_epilogues
 from tilestream.ir import lengths
 from tilestream.ir.launches import cut_at_dram
 from tilestream.ir.mesh_traffic import mesh_traffic
@@ -131,7 +131,7 @@ def whole(
 
 
 def region_kernels(region: RegionAnalysis, device: Device, tf32: bool) -> WholePlan:
-    """A region's operators as Inductor runs them without a pipeline: ReLUs as epilogues of products
+    """A region's operators as Inductor runs them without a pipeline: activations as epilogues of products
     (``rewrites.epilogues``) where something else of the graph streams, else the graph is Inductor's as it is."""
     return inductor_kernels(region.nodes, device, tf32, region.graph, not region.alone)
 
@@ -143,7 +143,7 @@ def inductor_kernels(
     cache, readers = Cache(device), Readers(list(nodes[0].graph.nodes))
     steps = [
         step
-        for unit in units(nodes, with_relu(nodes) if epilogues else {})
+        for unit in units(nodes, with_epilogues(nodes) if epilogues else {})
         for step in _library(number, kernels(unit.nodes, readers, tf32), device, cache)
     ]
     return _timed(steps, device)
@@ -159,7 +159,7 @@ def _graph_steps(
     chosen = {region.name: (region, candidate) for region, candidate in streamed}
     cache, readers = Cache(device), Readers(nodes)
     inside = {node for region, _ in chosen.values() for node in region.nodes}
-    relus = with_relu([n for n in nodes if n not in inside]) if streamed else {}
+    relus = with_epilogues([n for n in nodes if n not in inside]) if streamed else {}
     for unit in units(nodes, {**relus, **{name: region.nodes for name, (region, _) in chosen.items()}}):
         if unit.nodes[0].target is STEP:
             yield _Step(_decode_step(number, unit.nodes[0], device), None)

@@ -11,7 +11,7 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from tilestream.graph.rewrites.epilogues import with_relu
+from tilestream.graph.rewrites.epilogues import with_epilogues
 from tilestream.ir.float32 import by_parts
 from tilestream.ir.launches import cut_at_dram
 from tilestream.plan.analysis import Analysis
@@ -130,9 +130,9 @@ def _region(region: RegionAnalysis, a: Analysis) -> list[RenderableType]:
     shown += [Text(line, style="dim") for line in rejections(region.plan.candidates)]
     tried = [p for c in region.plan.candidates for p in region.pipelines(c)]
     shown += [Text(line, style="dim") for line in whole.formulas(tried, a.device)]
-    if not region.parts and not region.alone and (relus := with_relu(region.nodes)):
-        told = f"inductor: with {count(len(relus), 'ReLU')} inside of products, as the region runs without a pipeline; "
-        shown.append(Text(f"{told}all on Inductor, each ReLU is a kernel's work of its own", style="dim"))
+    if not region.parts and not region.alone and (taken := with_epilogues(region.nodes)):
+        told = f"inductor: with {count(len(taken), 'activation')} inside of products, as the region runs without a pipeline; "
+        shown.append(Text(f"{told}all on Inductor, each is a kernel's work of its own", style="dim"))
     if region.turned_us and region.plan.chosen.pipeline is not None:
         how = "are float32, and multiplied as parts of bf16" if by_parts(region.program) else "lie transposed"
         told = f"its weights {how}: {microseconds(region.turned_us)} us of each prediction copy them"

@@ -11,7 +11,7 @@ import jinja2
 from markupsafe import Markup
 
 from tilestream import files
-from tilestream.graph.rewrites.epilogues import with_relu
+from tilestream.graph.rewrites.epilogues import with_epilogues
 from tilestream.ir import traffic
 from tilestream.ir.launches import cut_at_dram
 from tilestream.ir.pipeline import Pipeline
@@ -168,7 +168,7 @@ def _region(a: Analysis, region: RegionAnalysis, index: int, runs: Mapping[str, 
         "id": f"region{index}",
         "name": region.name,
         "operators": ", ".join(launches.counted(region.operators)),
-        "relus": not region.parts and not region.alone and bool(with_relu(region.nodes)),
+        "epilogues": not region.parts and not region.alone and bool(with_epilogues(region.nodes)),
     }
     plan = region.plan
     if plan is None:

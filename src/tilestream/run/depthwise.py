@@ -32,13 +32,13 @@ def depthwise_trial(kind: Kind, target: Target) -> Trial:
         vectors = [normal(conv.channels, dtype=torch.float32) if conv.scaled else None for _ in range(2)]
         bias = normal(conv.channels) if kind.biased else None
         x = normal(kind.images, conv.height, conv.width, conv.channels)
-        return [x, normal(conv.channels, 1, *conv.kernel) / conv.kernel[0], bias, *vectors]
+        return [x, normal(conv.channels, conv.group, *conv.kernel) / (conv.kernel[0] * conv.group**0.5), bias, *vectors]
 
     def call(candidate: Candidate, values: Sequence[Any]) -> Callable[[], Sequence[Tensor]]:
         x, weight, bias = values[:3]
         if candidate.strategy != FALLBACK:
             return lambda: DEPTHWISE(x, weight, *values[2:], *slid)
-        numbers = ([conv.stride] * 2, list(conv.padding), [1, 1], False, [0, 0], conv.channels)
+        numbers = ([conv.stride] * 2, list(conv.padding), [1, 1], False, [0, 0], conv.channels // conv.group)
         return lambda: [torch.ops.aten.convolution(x.permute(FIRST), weight, bias, *numbers).permute(LAST)]
 
     def plain(x: Tensor, weight: Tensor, *vectors: Any) -> list[Tensor]:

@@ -74,7 +74,7 @@ def _inductors(region: Region) -> fallback.Call:
 
 
 def as_left(region: Region) -> fx.GraphModule:
-    """What Inductor is given of a region that is none: ReLUs are epilogues of products, as in the whole graph."""
+    """What Inductor is given of a region that is none: activations are epilogues of products, as in the whole graph."""
     graph = copied(region.graph)
     epilogues.fuse(graph, {})
     return graph

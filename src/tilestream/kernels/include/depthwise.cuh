@@ -12,8 +12,7 @@
 // at other strides than 1), COLUMNS of a tile; PAIRS of channels that a CTA has, TILES that it has at once, WARPS,
 // RESIDENT CTAs of an SM; SCALED, POOLED, ACTIVATION; behind DepthwiseParams (depthwise.py).
 #pragma once
-#include "lanes.cuh"
-#include "math.cuh"
+#include "channels.cuh"
 
 constexpr int PARTS = CHANNELS / 2 / PAIRS, TAPS = KERNEL_Y * KERNEL_X, HALF = (KERNEL_X + 1) / 2;
 constexpr int DOWN = (OUT_HEIGHT + ROWS - 1) / ROWS, ACROSS = (OUT_WIDTH + COLUMNS - 1) / COLUMNS;
@@ -22,28 +21,6 @@ constexpr int IN_COLUMNS = (COLUMNS - 1) * STRIDE + KERNEL_X, PIXEL = CHANNELS *
 constexpr int AT_ONCE = PAIRS % 4 ? 2 : 8, ASKED = (2 * PAIRS * TAPS / AT_ONCE + 32 * WARPS - 1) / (32 * WARPS);
 static_assert(CHANNELS % (2 * PAIRS) == 0 && PAIRS * TILES <= 32 * WARPS && IN_COLUMNS <= 32);
 static_assert(ROWS == 1 || STRIDE == 1);
-enum { none, relu, silu, gelu, hardswish, relu6 };
-
-using Element = ts::DTYPE;
-
-TS_DEV void activate(float (&v)[2]) {
-  if constexpr (ACTIVATION == silu) ts::silu_pair(v[0], v[1], v);
-#pragma unroll
-  for (int e = 0; e < 2; ++e) {
-    const float six = ts::min_nan(ts::max_nan(ACTIVATION == hardswish ? v[e] + 3.0f : v[e], 0.0f), 6.0f);
-    if constexpr (ACTIVATION == relu) v[e] = ts::relu(v[e]);
-    if constexpr (ACTIVATION == gelu) v[e] = ts::gelu(v[e]);
-    if constexpr (ACTIVATION == relu6) v[e] = six;
-    if constexpr (ACTIVATION == hardswish) v[e] *= six * (1.0f / 6.0f);
-  }
-}
-
-TS_DEV void two_floats(const float* from, float (&v)[2]) {
-  u32 words[2];
-  lanes::load_words<8>(from, words);
-  v[0] = ts::float_of(words[0]), v[1] = ts::float_of(words[1]);
-}
-
 // Whether column c of every tile's input lies in the picture.
 TS_DEV constexpr bool always(int c) {
   return c >= PAD_X && (ACROSS - 1) * COLUMNS * STRIDE - PAD_X + c < WIDTH;

@@ -1,5 +1,5 @@
 """Depthwise convolutions of pictures whose channels lie last, in one kernel with what follows each pixel
-(``include/depthwise.cuh``)."""
+(``include/depthwise.cuh``); and what describes those of wider groups too (``grouped.py``)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PARAMS = Struct(
     "DepthwiseParams",
     (
         *pointers("x", type="const char*", notes={"x": "[images, HEIGHT, WIDTH, CHANNELS]"}),
-        *pointers("weight", "bias", type="const char*", notes={"weight": "[CHANNELS, TAPS]", "bias": "or null"}),
+        *pointers("weight", "bias", type="const char*", notes={"weight": "[CHANNELS, TAPS, channels of a group]", "bias": "or null"}),
         *pointers("scale", "shift", type="const float*", notes={"scale": "[CHANNELS], if SCALED"}),
         Field("char*", "out", note="[images, OUT_HEIGHT, OUT_WIDTH, CHANNELS]"),
         Field("float*", "pooled", note="[images, tiles of a picture, CHANNELS], if POOLED"),
@@ -44,7 +44,7 @@ PARAMS = Struct(
 
 @dataclass(frozen=True)
 class Depthwise:
-    """A depthwise convolution of pictures, and what follows it.
+    """A convolution of groups of channels of pictures, and what follows it.
 
     Args:
         height, width: of a picture. channels: an even number.
@@ -52,6 +52,7 @@ class Depthwise:
         stride: of both sides, 1 or 2.
         scaled: whether channels have a scale and a shift behind the sum. pooled: whether results are also summed.
         activation: one of ``ACTIVATIONS``, behind the shift.
+        group: channels of a group, in and out; 1: depthwise.
     """
 
     height: int
@@ -64,6 +65,7 @@ class Depthwise:
     scaled: bool = False
     activation: str = "none"
     pooled: bool = False
+    group: int = 1
 
     @property
     def out(self) -> tuple[int, int]:
@@ -81,7 +83,7 @@ class Depthwise:
 
 @dataclass(frozen=True)
 class Tile:
-    """Output pixels of a lane."""
+    """Output pixels of a lane; of a CTA where groups are wider."""
 
     rows: int
     columns: int
@@ -147,13 +149,19 @@ def kernel(conv: Depthwise, tile: Tile) -> LaneKernel:
     """The kernel of a convolution by tiles."""
     pairs, tiles = conv.pairs, _at_once(conv)
     warps = ceil(tiles * pairs / 32)
-    shape = {
-        "DTYPE": conv.dtype, "CHANNELS": conv.channels, "HEIGHT": conv.height, "WIDTH": conv.width,
-        "KERNEL_Y": conv.kernel[0], "KERNEL_X": conv.kernel[1], "STRIDE": conv.stride,
-        "PAD_Y": conv.padding[0], "PAD_X": conv.padding[1], "OUT_HEIGHT": conv.out[0], "OUT_WIDTH": conv.out[1],
-        "ROWS": tile.rows, "COLUMNS": tile.columns, "PAIRS": pairs, "TILES": tiles, "WARPS": warps,
-        "RESIDENT": max(1, tile.resident(conv)), "SCALED": int(conv.scaled), "POOLED": int(conv.pooled),
-        "ACTIVATION": conv.activation,
+    shape = shape_of(conv, tile) | {
+        "PAIRS": pairs, "TILES": tiles, "WARPS": warps, "RESIDENT": max(1, tile.resident(conv))
     }  # fmt: skip
     shared_bytes = 16 * conv.kernel[0] * ceil(conv.kernel[1] / 2) * pairs
     return LaneKernel(NAME, text_of("depthwise.cuh", PARAMS, shape), PARAMS, warps, shared_bytes)
+
+
+def shape_of(conv: Depthwise, tile: Tile) -> dict[str, int | str]:
+    """What every kernel for a convolution is compiled for."""
+    return {
+        "DTYPE": conv.dtype, "CHANNELS": conv.channels, "HEIGHT": conv.height, "WIDTH": conv.width,
+        "KERNEL_Y": conv.kernel[0], "KERNEL_X": conv.kernel[1], "STRIDE": conv.stride,
+        "PAD_Y": conv.padding[0], "PAD_X": conv.padding[1], "OUT_HEIGHT": conv.out[0], "OUT_WIDTH": conv.out[1],
+        "ROWS": tile.rows, "COLUMNS": tile.columns, "SCALED": int(conv.scaled), "POOLED": int(conv.pooled),
+        "ACTIVATION": conv.activation,
+    }  # fmt: skip

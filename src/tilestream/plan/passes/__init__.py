@@ -10,7 +10,7 @@ from tilestream.plan.passes.hold_columns import hold_columns
 from tilestream.plan.passes.load_directly import load_directly
 from tilestream.plan.passes.merge_common_ops import merge_common_ops
 from tilestream.plan.passes.order_memory_ops import order_memory_ops
-from tilestream.plan.passes.relu_in_product import relu_in_product
+from tilestream.plan.passes.activation_in_product import activation_in_product
 from tilestream.plan.passes.remove_dead_ops import remove_dead_ops
 from tilestream.plan.passes.set_queue_depth import set_queue_depth
 from tilestream.plan.passes.share_tile import share_tile
@@ -31,7 +31,7 @@ __all__ = [
     "load_directly",
     "merge_common_ops",
     "order_memory_ops",
-    "relu_in_product",
+    "activation_in_product",
     "remove_dead_ops",
     "set_queue_depth",
     "share_tile",

@@ -1,4 +1,4 @@
-"""ReLU as the epilogue of a library's product, as graphs for Inductor have it (``rewrites.epilogues``), for costs."""
+"""Activations as epilogues of a library's products, as graphs for Inductor have it (``rewrites.epilogues``), for costs."""
 
 from __future__ import annotations
 
@@ -10,19 +10,22 @@ from tilestream.graph.rewrites.epilogues import WIDE
 from tilestream.ir.pipeline import Pipeline, Tensor, Tile, TileOp
 from tilestream.kernels.stream.model import ceil_to
 
+GELUS = ("gelu", "gelu_tanh")
 ALIGNED = 8
 """Elements of 16 bits that a library's fast kernels take at once."""
 
 
-def relu_in_product(program: Pipeline) -> Pipeline:
-    """``program``, one stage, with each ReLU that such a product takes in left out: the product makes its result. What
-    such a product of odd depth loads is as wide as its padded copy; the copying is not counted.
+def activation_in_product(program: Pipeline) -> Pipeline:
+    """``program``, one stage, with each activation that such a product takes in left out: the product makes its result.
+    What such a product of odd depth loads is as wide as its padded copy; the copying is not counted, and no GELU.
     """
     (stage,) = program.stages
     readers = Counter(name for op in stage.ops for name in op.ins)
     products = {op.out.name: op for op in stage.ops if op.out is not None and _is_product(op, program)}
     taken = {
-        op.ins[0]: op for op in stage.ops if op.kind == "relu" and op.ins[0] in products and readers[op.ins[0]] == 1
+        op.ins[0]: op
+        for op in stage.ops
+        if op.ins and op.ins[0] in products and readers[op.ins[0]] == 1 and _is_epilogue(op, stage.ops)
     }
     if not taken:
         return program
@@ -33,6 +36,14 @@ def relu_in_product(program: Pipeline) -> Pipeline:
         if id(op) not in left
     )
     return _as_padded(program.with_stages((replace(stage, ops=ops),)), [products[name] for name in taken])
+
+
+def _is_epilogue(op: TileOp, ops: Sequence[TileOp]) -> bool:
+    """Whether a product takes in an op (``graph.rewrites.epilogues``): a GELU that only products read."""
+    if op.kind not in GELUS or op.out is None:
+        return op.kind == "relu"
+    taken = op.kind == "gelu_tanh" or op.out.dtype == "bf16"
+    return taken and all(r.kind in ("linear", "store") for r in ops if op.out.name in r.ins)
 
 
 def _as_padded(program: Pipeline, products: Sequence[TileOp]) -> Pipeline:
