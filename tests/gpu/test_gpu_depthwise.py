@@ -6,7 +6,7 @@ import copy
 
 import pytest
 import torch
-from depthwise_blocks import BF16, F16, Case, Inverted, Next, given, is_right, ready
+from depthwise_blocks import BF16, F16, Case, Grouped, Inverted, Next, given, is_right, ready
 
 from tilestream.graph.depthwise import DEPTHWISE
 from tilestream.run.backend import tilestream
@@ -25,10 +25,20 @@ CASES: list[Case] = [
 ]
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_values(case: Case) -> None:
+GROUPED: list[tuple[int, Case]] = [
+    (24, ((4, 28, 28, 216), (3, 3), 1, (1, 1), "relu", (7, 28), BF16)),
+    (24, ((3, 28, 29, 96), (3, 3), 2, (1, 1), "none", (4, 14), F16)),
+    (4, ((2, 17, 56, 128), (3, 3), 1, (1, 1), "silu", (6, 7), BF16)),
+    (8, ((5, 13, 9, 64), (5, 3), 1, (2, 1), "gelu", (5, 9), F16)),
+    (64, ((2, 14, 14, 256), (3, 3), 1, (1, 1), "relu6", (7, 14), BF16)),
+    (2, ((3, 9, 10, 24), (3, 3), 2, (1, 1), "hardswish", (5, 3), BF16)),
+]
+
+
+@pytest.mark.parametrize(("group", "case"), [*((1, case) for case in CASES), *GROUPED], ids=str)
+def test_values(group: int, case: Case) -> None:
     _, _, stride, padding, activation, tile, _ = case
-    x, weight, *vectors = given(case, "cuda")
+    x, weight, *vectors = given(case, "cuda", group)
 
     def run() -> list[torch.Tensor]:
         return DEPTHWISE(x, weight, *vectors, stride, padding, activation, tile, True)  # pyright: ignore
@@ -54,11 +64,18 @@ def test_operands_that_start_anywhere() -> None:
     assert is_right(got, case, [x, weight, bias, scale, shift])
 
 
-@pytest.mark.parametrize("name", ["inverted", "next"])
+MODELS = {
+    "inverted": (64, (Inverted(64), Inverted(64, 5, 2), Inverted(64, 5))),
+    "next": (96, (Next(96), Next(96))),
+    "grouped": (48, (Grouped(), Grouped(stride=2), Grouped(group=8))),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
 def test_models(name: str) -> None:
-    blocks = (Inverted(64), Inverted(64, 5, 2), Inverted(64, 5)) if name == "inverted" else (Next(96), Next(96))
+    channels, blocks = MODELS[name]
     model = ready(*blocks).cuda()
-    x = torch.randn(8, 64 if name == "inverted" else 96, 56, 56, device="cuda").bfloat16()
+    x = torch.randn(8, channels, 56, 56, device="cuda").bfloat16()
     x = x.to(memory_format=torch.channels_last)
     compiled = torch.compile(model, backend=tilestream)
     with torch.no_grad():

@@ -1,7 +1,8 @@
-"""ReLU as an epilogue of the products that stay with Inductor: which, and that they compute the same."""
+"""ReLU and GELU as epilogues of the products that stay with Inductor: which, and that they compute the same."""
 
 from __future__ import annotations
 
+import math
 import operator
 
 import pytest
@@ -10,6 +11,7 @@ from eager_regions import trace
 from torch import Tensor, fx, nn
 
 from tilestream.graph.capture import capture
+from tilestream.graph.rewrites.gelus import join_gelus
 from tilestream.graph.rewrites.operators import PADDED
 from tilestream.graph.rewrites.pixels import to_pixels
 from tilestream.graph.rewrites.table import rewrite
@@ -80,7 +82,8 @@ def test_a_view_of_what_is_given_is_given():
     [
         nn.Sequential(nn.Linear(479, 64), nn.ReLU()).bfloat16(),  # padding would take as long as it saves
         nn.Sequential(nn.Linear(64, 1001), nn.ReLU()).bfloat16(),  # results that lie at odd addresses
-        nn.Sequential(nn.Linear(64, 64), nn.GELU()).bfloat16(),  # rounded between the product and GELU
+        nn.Sequential(nn.Linear(64, 64), nn.GELU()).half(),  # the library's is by tanh, which is too far from it
+        nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.LayerNorm(64)).bfloat16(),  # the norm's kernel makes it
         nn.Sequential(nn.Linear(64, 64, bias=False), nn.ReLU()).bfloat16(),
         nn.Sequential(nn.Linear(64, 64), nn.ReLU()),
     ],
@@ -89,6 +92,53 @@ def test_other_layers_are_left_alone(net: nn.Module):
     graph, _ = traced(net, 65)
     assert epilogues.fuse(graph, {}) == 0
     assert not products(graph)
+
+
+GELUS = {
+    "exact": (nn.GELU(), torch.bfloat16),
+    "exact, behind it a dropout that is off": (nn.Sequential(nn.GELU(), nn.Dropout()).eval(), torch.bfloat16),
+    "by tanh": (nn.GELU("tanh"), torch.float16),
+}
+
+
+@pytest.mark.parametrize("name", GELUS)
+def test_gelu_is_as_near_to_float64_as_a_kernel_of_its_own(name: str):
+    """On a GPU the library's is the one by tanh: that is held to here, whatever a CPU computes."""
+    act, dtype = GELUS[name]
+    graph, inputs = traced(nn.Sequential(nn.Linear(64, 256), act, nn.Linear(256, 8)).to(dtype), 300)
+    with torch.no_grad():
+        plain = graph(*inputs)[0]
+        assert epilogues.fuse(graph, {}) == 1
+        (product,) = products(graph)
+        assert product.kwargs == {"use_gelu": True}
+        got = graph(*inputs)[0]
+        x, w1, b1, w2, b2 = (t.double() for t in inputs)
+        hidden = x @ w1.T + b1
+        exact = torch.nn.functional.gelu(hidden) @ w2.T + b2
+        by_tanh = torch.nn.functional.gelu(hidden, approximate="tanh").to(dtype).double() @ w2.T + b2
+    assert (got - exact).norm() <= 1.5 * (plain - exact).norm()
+    assert (by_tanh.to(dtype) - exact).norm() <= 1.5 * (plain - exact).norm()
+
+
+def test_weights_that_lie_inputs_first_have_the_epilogue():
+    """GPT-2's layers, and its GELU, which is written out."""
+
+    def run(x: Tensor, weight: Tensor, bias: Tensor, second: Tensor) -> Tensor:
+        y = torch.addmm(bias, x, weight)
+        y = 0.5 * y * (1.0 + torch.tanh(math.sqrt(2 / math.pi) * (y + 0.044715 * torch.pow(y, 3.0))))
+        return y @ second
+
+    shapes = ((65, 64), (64, 256), (256,), (256, 8))
+    inputs = tuple(torch.randn(s, generator=torch.Generator().manual_seed(1)).bfloat16() / 4 for s in shapes)
+    graph = trace(run, inputs)
+    with torch.no_grad():
+        (plain,) = graph(*inputs)
+        rewrite(graph, join_gelus)
+        assert epilogues.fuse(graph, {}) == 1
+        (got,) = graph(*inputs)
+    assert not graph.graph.find_nodes(op="call_function", target=aten.tanh.default)
+    exact = run(*(t.double() for t in inputs))
+    assert (got - exact).norm() <= 1.1 * (plain - exact).norm()
 
 
 def test_a_product_that_is_used_elsewhere_is_left_alone():

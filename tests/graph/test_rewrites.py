@@ -52,14 +52,14 @@ def test_the_order_of_each_place() -> None:
         ],
         When.BACKWARD: ["narrow_products", "copy_sums_operands"],
         When.NORMAL_FORM: [
-            *("remove_dead", "unlift_constants", "join_gelus", "split_to_slices", "split_maxima"),
-            *("squeeze_out_of_place", "copy_views"),
+            *("remove_dead", "unlift_constants", "fold_batches", "join_biases", "join_gelus", "split_to_slices"),
+            *("split_maxima", "squeeze_out_of_place", "copy_views"),
         ],
         When.CONVOLUTIONS: ["to_pixels"],
         When.ROWS: ["align_rows"],
         When.PLACED: ["unalign_rows", "join_maxima", "from_pixels"],
         When.AROUND: ["fuse_activations"],
-        When.AROUND_INFERENCE: ["multiply_reals", "share_keys"],
+        When.AROUND_INFERENCE: ["pad_products", "multiply_reals", "share_keys"],
         When.CALLED: ["keep_lists"],
     }
 

@@ -83,12 +83,21 @@ def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, (at[:, None] >= at[None, :])[None, None])
 
 
+def packed(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """As transformers does where positions may begin anew: those that the model makes itself do not."""
+    at = torch.arange(TOKENS, device=q.device)
+    positions = at[None]
+    sequence = (torch.diff(positions, prepend=positions[:, :1] - 1, dim=-1) != 1).cumsum(-1)[0]
+    kept = (at[:, None] >= at[None, :]) & (sequence[:, None] == sequence[None, :])
+    return F.scaled_dot_product_attention(q, k, v, kept[None, None].expand(BATCH, -1, -1, -1))
+
+
 def window(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     at = torch.arange(TOKENS, device=q.device)
     return F.scaled_dot_product_attention(q, k, v, at[:, None] - at[None, :] < 5)
 
 
-@pytest.mark.parametrize(("run", "is_causal"), [(expanded, False), (causal, True)])
+@pytest.mark.parametrize(("run", "is_causal"), [(expanded, False), (causal, True), (packed, True)])
 def test_a_mask_that_no_argument_decides_is_dropped(run: Run, is_causal: bool) -> None:
     gm, made = settled(run, *operands())
     (node,) = attentions(gm)

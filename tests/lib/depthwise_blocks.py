@@ -34,6 +34,25 @@ class Inverted(nn.Module):
         return x + y if self.kept else y
 
 
+class Grouped(nn.Module):
+    """RegNetY's block: 1 x 1, 3 x 3 in groups, squeeze and excite, 1 x 1; a batch norm behind each, and a residual."""
+
+    def __init__(self, wide: int = 48, group: int = 24, stride: int = 1) -> None:
+        super().__init__()
+        self.one = nn.Sequential(nn.Conv2d(wide, wide, 1, bias=False), nn.BatchNorm2d(wide), nn.ReLU())
+        in_groups = nn.Conv2d(wide, wide, 3, stride, 1, groups=wide // group, bias=False)
+        self.two = nn.Sequential(in_groups, nn.BatchNorm2d(wide), nn.ReLU())
+        self.down, self.up = nn.Conv2d(wide, 8, 1), nn.Conv2d(8, wide, 1)
+        self.three = nn.Sequential(nn.Conv2d(wide, wide, 1, bias=False), nn.BatchNorm2d(wide))
+        self.kept = stride == 1
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.two(self.one(x))
+        gate = torch.sigmoid(self.up(torch.relu(self.down(y.mean((2, 3), keepdim=True)))))
+        y = self.three(y * gate)
+        return torch.relu(x + y if self.kept else y)
+
+
 class Next(nn.Module):
     """ConvNeXt's block: depthwise 7 x 7, LayerNorm, feed-forward layers, a scale of each channel, a residual."""
 
@@ -59,15 +78,15 @@ def ready(*blocks: nn.Module) -> nn.Module:
     return model.to(BF16).to(memory_format=torch.channels_last).eval()
 
 
-def given(case: Case, device: str = "cpu") -> list[Tensor]:
-    """x, weight, bias, scale and shift."""
+def given(case: Case, device: str = "cpu", group: int = 1) -> list[Tensor]:
+    """x, weight, bias, scale and shift; of groups of so many channels."""
     shape, window, *_, dtype = case
     generator, channels = torch.Generator().manual_seed(0), shape[3]
 
     def normal(*sizes: int) -> Tensor:
         return torch.randn(sizes, generator=generator)
 
-    weight = normal(channels, 1, *window) / window[0]
+    weight = normal(channels, group, *window) / (window[0] * group**0.5)
     made = [normal(*shape).to(dtype), weight.to(dtype), normal(channels).to(dtype), normal(channels), normal(channels)]
     return [t.to(device) for t in made]
 

@@ -31,11 +31,19 @@ FUNCTIONS: set[Any] = {
     *(operator.ge, operator.gt, operator.le, operator.lt, operator.eq, operator.ne),
     *(operator.and_, operator.or_, operator.xor, operator.invert),
     *(torch.arange, torch.ones, torch.zeros, torch.full, torch.tril, torch.triu, torch.where),
-    *(torch.logical_and, torch.logical_or, torch.logical_not, torch.ones_like, torch.zeros_like),
+    *(
+        torch.logical_and,
+        torch.logical_or,
+        torch.logical_not,
+        torch.ones_like,
+        torch.zeros_like,
+        torch.diff,
+        torch.cumsum,
+    ),
 }
 METHODS = {
     *("expand", "view", "reshape", "unsqueeze", "squeeze", "transpose", "permute", "contiguous", "expand_as", "repeat"),
-    *("to", "bool", "long", "int", "new_ones", "new_zeros", "new_full", "tril", "triu", "abs"),
+    *("to", "bool", "long", "int", "new_ones", "new_zeros", "new_full", "tril", "triu", "abs", "diff", "cumsum"),
     *("logical_and", "logical_or", "logical_not", "ge", "gt", "le", "lt", "eq", "ne"),
 }
 """What computes the same each time, and writes into no operand."""

@@ -140,7 +140,12 @@ def _why_not(node: fx.Node) -> bool:
     if groups == 1 or weight.shape[0] != channels or weight.dtype != x.dtype:
         return True
     stride, padding, dilation = (_pair(argument(node, 3 + k, "")) for k in range(3))
-    fits = can(channels // groups, channels, kernel[0] * kernel[1]) and channels % 2 == 0 and 2 <= channels <= MOST_CHANNELS and max(kernel) <= MOST_KERNEL
+    fits = (
+        can(channels // groups, channels, kernel[0] * kernel[1])
+        and channels % 2 == 0
+        and 2 <= channels <= MOST_CHANNELS
+        and max(kernel) <= MOST_KERNEL
+    )
     slides = stride in ((1, 1), (2, 2)) and dilation == (1, 1) and padding[0] < kernel[0] and padding[1] < kernel[1]
     last = all(t.is_contiguous(memory_format=torch.channels_last) for t in (x, made))
     return not (fits and slides and last)

@@ -87,8 +87,9 @@ def joins(node: fx.Node) -> bool:
 
 
 def kernels(nodes: Sequence[fx.Node], readers: Readers, tf32: bool) -> tuple[Kernel, ...]:
-    """The kernels that ``nodes`` are, one after another: one, also of a product with its activation (``rewrites.epilogues``),
-    behind a copy of operands whose rows are odd; several for gradients of tables; none for ``joins``.
+    """The kernels that ``nodes`` are, one after another: one, also of a product with its activation
+    (``rewrites.epilogues``), behind a copy of operands whose rows are odd; several for gradients of tables; none for
+    ``joins``.
 
     Args:
         tf32: whether tensor cores take float32 products.

@@ -73,9 +73,9 @@ class RegionAnalysis:
     weights before each call, where they lie as no kernel reads them; in no prediction of a candidate. ``launches``:
     of a backward chain, the pipelines that run one after another; its candidate has the first. ``parts``: the region
     and the sums that it is of, which its fallback runs apart. ``alone``: nothing else of its graph streams, so
-    without its pipeline the graph is Inductor's as it is, activations apart from products. ``edges``: of a ragged region,
-    those of the call that was captured. ``of``: what was found, and is planned here; like ``nodes`` it is gone from
-    what is kept after a compilation.
+    without its pipeline the graph is Inductor's as it is, activations apart from products. ``edges``: of a ragged
+    region, those of the call that was captured. ``of``: what was found, and is planned here; like ``nodes`` it is gone
+    from what is kept after a compilation.
     """
 
     name: str

@@ -29,7 +29,7 @@ from tilestream.plan.chooser import Measure, Question, Time, decide
 from tilestream.plan.cost import predict, product_bound_us
 from tilestream.plan.finalists import Shown, simulated
 from tilestream.plan.made import made_of, once
-from tilestream.plan.passes import merge_common_ops, activation_in_product, remove_dead_ops, split_bulk
+from tilestream.plan.passes import activation_in_product, merge_common_ops, remove_dead_ops, split_bulk
 from tilestream.plan.passes.verified import apply
 from tilestream.plan.recipes import IN_PLACE, KERNEL_A_LAYER, Recipe, recipes
 from tilestream.plan.shown import pipeline_us

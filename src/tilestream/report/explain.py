@@ -131,7 +131,7 @@ def _region(region: RegionAnalysis, a: Analysis) -> list[RenderableType]:
     tried = [p for c in region.plan.candidates for p in region.pipelines(c)]
     shown += [Text(line, style="dim") for line in whole.formulas(tried, a.device)]
     if not region.parts and not region.alone and (taken := with_epilogues(region.nodes)):
-        told = f"inductor: with {count(len(taken), 'activation')} inside of products, as the region runs without a pipeline; "
+        told = f"inductor: {count(len(taken), 'activation')} inside of products, as the region runs on Inductor; "
         shown.append(Text(f"{told}all on Inductor, each is a kernel's work of its own", style="dim"))
     if region.turned_us and region.plan.chosen.pipeline is not None:
         how = "are float32, and multiplied as parts of bf16" if by_parts(region.program) else "lie transposed"

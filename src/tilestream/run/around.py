@@ -30,10 +30,11 @@ def rewrite_around(
         patches: changes of Inductor's configuration for the graph.
     """
     settings = Settings(library_epilogues=target.kind == "cuda" and not tunes(patches), runs=runs_here)
+    if inference:
+        rewrite(graph, When.AROUND_INFERENCE, settings)
     rewrite(graph, When.AROUND, settings)
     device_ops.begin(graph.graph)
     if inference:
-        rewrite(graph, When.AROUND_INFERENCE, settings)
         fuse_written(graph, options, target)
         replace_attention(graph, STREAMED, options, target)
         replace_attention(graph, FLASH_ATTENTION, options, target)

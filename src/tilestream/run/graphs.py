@@ -19,8 +19,10 @@ from tilestream.graph.capture import Kind
 from tilestream.graph.modules import copied
 from tilestream.graph.nodes import takes_tf32
 from tilestream.graph.region import Region
+from tilestream.graph.rewrites.folded_batches import fold_batches
 from tilestream.graph.rewrites.operators import SEGMENT_REDUCE, SEGMENTS
 from tilestream.graph.rewrites.sorted_sums import COUNTED
+from tilestream.graph.rewrites.table import rewrite
 from tilestream.graph.selection import Cut, Partition
 from tilestream.graph.tails import Tail
 from tilestream.kernels.step.shape import Shape
@@ -113,6 +115,7 @@ class Compilation:
             self._planned = self.options.with_(constant_weights=False)  # steps of training change them
         try:
             if not training:
+                rewrite(graph, fold_batches)
                 self.beside = replacements.replace(graph, self.options, self.target)
                 self.masked = self._attends() and stream_masked(graph, self.options)
             with timed("regions"):

@@ -1,4 +1,4 @@
-"""Regions that start later: the first layers by a library, with its activation as an epilogue, and a kernel of ours behind.
+"""Regions that start later: the first layers by a library, activations as epilogues, and a kernel of ours behind.
 
 ``plan.tails`` says which are promising. Both ways are timed as they would run.
 """
@@ -64,8 +64,8 @@ def _is_faster(region: Region, tail: Tail, options: Options, target: Target) -> 
 
 
 def split(tail: Tail, pipeline: Pipeline, options: Options, kind: str) -> fx.GraphModule:
-    """The region's graph as the whole graph would have it: libraries' products with their activations, then the tail's call,
-    whose kernel starts early."""
+    """The region's graph as the whole graph would have it: libraries' products with their activations, then the tail's
+    call, whose kernel starts early."""
     place(tail.graph, tail.part, lambda _: pipeline, kind, options.constant_weights)
     epilogues.fuse(tail.graph, {})
     early_launches.start_early(tail.graph, options)

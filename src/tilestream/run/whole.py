@@ -86,8 +86,8 @@ class WholeTiming:
 
     @property
     def inductor_us(self) -> float | None:
-        """What Inductor takes by itself, or of a graph that is regions and nothing else, with activations as epilogues of its
-        products; None where that was not timed, as in training."""
+        """What Inductor takes by itself, or of a graph that is regions and nothing else, with activations as epilogues
+        of its products; None where that was not timed, as in training."""
         return None if self.training else self.without_us
 
 

@@ -8,8 +8,8 @@ once more: 53 us of 130 on an H200 for 32,768 rows, 1024 features. cuBLASLt has 
 - **ReLU** costs nothing; rounding after it and before it gives the same bits.
 - **GELU** costs 2 to 16 us where a kernel of its own takes 11 to 120 (H200; 12,608 rows, 384 to 1536: 38.5 us for 31.8
   and 27). The library's is the one by tanh. It is within 4.8e-4 of the exact one, 2e-4 of a result's norm; rounding to
-  bf16 costs 1.7e-3. And the product is not rounded before. So of bf16 an exact GELU is nearer to float64 by the epilogue
-  than by the kernel (0.0017 and 0.0026 of the norm); of f16 it would not be.
+  bf16 costs 1.7e-3. And the product is not rounded before. So of bf16 an exact GELU is nearer to float64 by the
+  epilogue than by the kernel (0.0017 and 0.0026 of the norm); of f16 it would not be.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def product_of(activation: fx.Node) -> Any:
 
 
 def is_epilogue(node: fx.Node) -> bool:
-    """Whether a node is an activation that a product may take in. Not a GELU that Inductor would make in one kernel with
-    what reads it: there it costs nothing either."""
+    """Whether a node is an activation that a product may take in. Not a GELU that Inductor would make in one kernel
+    with what reads it: there it costs nothing either."""
     if node.target is not aten.gelu.default:
         return node.target is aten.relu.default
     by_tanh = node.kwargs.get("approximate", "none") == "tanh"

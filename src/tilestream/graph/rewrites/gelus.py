@@ -13,7 +13,7 @@ from tilestream.graph.written_gelu import written_gelu
 
 @each(aten.mul)
 def join_gelus(node: fx.Node, _: Settings) -> fx.Node | None:
-    """Not where anybody else reads what is computed on the way, as a backward pass does. Rounded once, not eight times."""
+    """Not where others read what is computed on the way, as a backward pass does. Rounded once, not eight times."""
     found = written_gelu(node)
     if found is None:
         return None

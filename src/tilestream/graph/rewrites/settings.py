@@ -34,7 +34,7 @@ class Settings:
     Attributes:
         least_rows: from how many rows on weight gradients may be launches of ours.
         bulk: whether kernels copy pixels of convolutions in bulk.
-        library_epilogues: whether a library's products take in their activations.
+        library_epilogues: whether a library's products take in their activations, and are padded.
         sums: which sums by an index are made in sorted order; None where the graph is not to run.
         aligns: which products read copies of their rows that begin on 16 bytes; None where none do.
         runs: whether a library has a kernel; None where it has all.

@@ -13,9 +13,11 @@ from torch import fx
 
 from tilestream.graph.rewrites.aligned_rows import align_rows, unalign_rows
 from tilestream.graph.rewrites.bags import open_bags
+from tilestream.graph.rewrites.biases import join_biases
 from tilestream.graph.rewrites.broadcasts import put_off_expands
 from tilestream.graph.rewrites.complex_products import multiply_reals
 from tilestream.graph.rewrites.epilogues import fuse_activations
+from tilestream.graph.rewrites.folded_batches import fold_batches
 from tilestream.graph.rewrites.gelus import join_gelus
 from tilestream.graph.rewrites.jagged import open_jagged
 from tilestream.graph.rewrites.joint import narrow_products, split_joined
@@ -31,6 +33,7 @@ from tilestream.graph.rewrites.normal_form import (
     unlift_constants,
 )
 from tilestream.graph.rewrites.norms import open_norms
+from tilestream.graph.rewrites.padded_products import pad_products
 from tilestream.graph.rewrites.pixels import from_pixels, to_pixels
 from tilestream.graph.rewrites.routing import count_small_keys
 from tilestream.graph.rewrites.row_gathers import take_rows
@@ -83,7 +86,10 @@ REWRITES = (
     Rewrite(
         multiply_late, (When.JOINT,), "gradients of gathered rows are multiplied at nodes, of which there are fewer"
     ),
-    Rewrite(fuse_activations, (When.AROUND,), "activations cost nothing, or little, as epilogues of a library's products"),
+    Rewrite(pad_products, (When.AROUND_INFERENCE,), "fast kernels of libraries want rows of 16 bytes"),
+    Rewrite(
+        fuse_activations, (When.AROUND,), "activations cost nothing, or little, as epilogues of a library's products"
+    ),
     Rewrite(open_bags, (When.JOINT, When.SUMS), "rows of a bag are added up where they are read, and never written"),
     Rewrite(open_segments, (When.JOINT, When.SUMS), "rows are made where they are reduced, and never written"),
     Rewrite(open_jagged, (When.SUMS,), "rows of jagged tensors are reduced as they lie, and not padded first"),
@@ -95,7 +101,11 @@ REWRITES = (
     Rewrite(copy_sums_operands, (When.BACKWARD,), "sums over rows read what is in memory anyway"),
     Rewrite(remove_dead, (When.NORMAL_FORM,), "what nobody reads is in no region"),
     Rewrite(unlift_constants, (When.NORMAL_FORM,), "a constant is an operand, and no copy of one"),
-    Rewrite(join_gelus, (When.NORMAL_FORM,), "one operator is an epilogue, of a kernel of ours or of a library's product"),
+    Rewrite(fold_batches, (When.NORMAL_FORM,), "a layer over rows that do not lie one behind the other is a layer"),
+    Rewrite(join_biases, (When.NORMAL_FORM,), "a product with its bias is one operator, and may have an epilogue"),
+    Rewrite(
+        join_gelus, (When.NORMAL_FORM,), "one operator is an epilogue, of a kernel of ours or of a library's product"
+    ),
     Rewrite(split_to_slices, (When.NORMAL_FORM,), "every part of a split lies inside or outside a region by itself"),
     Rewrite(split_maxima, (When.NORMAL_FORM,), "the maximum over 16 rows is an epilogue of their linear layer"),
     Rewrite(squeeze_out_of_place, (When.NORMAL_FORM,), "a view can be copied"),

