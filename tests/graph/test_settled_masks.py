@@ -87,9 +87,10 @@ def packed(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """As transformers does where positions may begin anew: those that the model makes itself do not."""
     at = torch.arange(TOKENS, device=q.device)
     positions = at[None]
-    sequence = (torch.diff(positions, prepend=positions[:, :1] - 1, dim=-1) != 1).cumsum(-1)[0]
-    kept = (at[:, None] >= at[None, :]) & (sequence[:, None] == sequence[None, :])
-    return F.scaled_dot_product_attention(q, k, v, kept[None, None].expand(BATCH, -1, -1, -1))
+    sequence = (torch.diff(positions, prepend=positions[:, :1] - 1, dim=-1) != 1).cumsum(-1).expand(BATCH, -1)
+    batch, row, key = torch.arange(BATCH)[:, None, None, None], at[None, None, :, None], at[None, None, None, :]
+    kept = (row >= key) & (sequence[batch, row] == sequence[batch, key])
+    return F.scaled_dot_product_attention(q, k, v, kept)
 
 
 def window(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

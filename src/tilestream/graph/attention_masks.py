@@ -187,8 +187,8 @@ def _kind(mask: fx.Node, fake: Tensor) -> str:
         if bool(one.all()):
             return "all"
         rows, keys = found.shape[-2:] if found.dim() > 1 else (0, 1)
-        alike = rows == keys and one.numel() == rows * keys
-        return "causal" if alike and torch.equal(one.reshape(rows, keys), torch.ones(rows, keys).tril().bool()) else ""
+        is_causal = rows == keys and bool((one == torch.ones(rows, keys).tril().bool()).all())
+        return "causal" if is_causal else ""
 
 
 def _one_of_equal(t: Tensor) -> list[slice]:
