@@ -22,7 +22,9 @@ from tilestream.run.target import Target
 SHAPE = Shape(30, 576, 1536, 9, 3, 64, 512, 49152)
 
 
-def chosen(us: Mapping[str, float], monkeypatch: pytest.MonkeyPatch, **given: Any) -> tuple[str, list[str]]:
+def chosen(
+    us: Mapping[str, float], monkeypatch: pytest.MonkeyPatch, least_us: float | None = None, **given: Any
+) -> tuple[str, list[str]]:
     """The strategy of the graph that runs, and of those that were compiled, where each takes ``us``."""
     graphs = {name: fx.symbolic_trace(nn.Identity()) for name in (whole.STEP, whole.STREAMED, FALLBACK)}
     names = {id(graph): name for name, graph in graphs.items()}
@@ -37,7 +39,7 @@ def chosen(us: Mapping[str, float], monkeypatch: pytest.MonkeyPatch, **given: An
         return graph
 
     step, streamed, plain = graphs.values()
-    found = choice.choose(streamed, plain, compiles, [], {"is_inference": True}, (step, SHAPE))
+    found = choice.choose(streamed, plain, compiles, [], {"is_inference": True}, (step, SHAPE), least_us)
     return names[id(found)], made
 
 
@@ -70,6 +72,33 @@ def test_graphs_whose_regions_take_longer_than_the_step_are_not_compiled(
     us = {whole.STEP: 399.0, whole.STREAMED: 900.0, FALLBACK: 1500.0}
     monkeypatch.setattr(whole, "total_us", lambda _: regions_us)
     assert chosen(us, monkeypatch) == (whole.STEP, [whole.STEP, whole.STREAMED, FALLBACK][:made])
+
+
+@pytest.mark.parametrize(("least_us", "taken"), [(500.0, True), (490.0, False)])
+def test_a_step_that_is_far_ahead_of_any_products_is_timed_alone(
+    least_us: float, taken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No regions were looked for: of SmolLM's first call that takes 10 to 15 s (H200)."""
+    us = {whole.STEP: 399.0}
+    if taken:
+        assert chosen(us, monkeypatch, least_us=least_us) == (whole.STEP, [whole.STEP])
+    else:
+        with pytest.raises(KeyError):  # no graph at all
+            chosen(us, monkeypatch, least_us=least_us)
+
+
+def test_what_products_take_at_least() -> None:
+    """A launch each, and their operands' bytes."""
+
+    def layers(x: Tensor, first: Tensor, second: Tensor) -> Tensor:
+        return (x @ first).relu() @ second
+
+    shapes = ((1, 4096), (4096, 8192), (8192, 4096))
+    graph = make_fx(layers, tracing_mode="fake")(*(torch.empty(s, dtype=torch.bfloat16) for s in shapes))
+    bytes_ = 2 * (4096 + 8192 + 2 * 4096 * 8192)
+    assert whole.least_us(graph.graph, H200) == pytest.approx(
+        1e6 * (2 * H200.launch_s + bytes_ / H200.dram_bytes_per_s)
+    )
 
 
 class Replay:

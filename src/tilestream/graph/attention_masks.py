@@ -45,8 +45,9 @@ METHODS = {
     *("expand", "view", "reshape", "unsqueeze", "squeeze", "transpose", "permute", "contiguous", "expand_as", "repeat"),
     *("to", "bool", "long", "int", "new_ones", "new_zeros", "new_full", "tril", "triu", "abs", "diff", "cumsum"),
     *("logical_and", "logical_or", "logical_not", "ge", "gt", "le", "lt", "eq", "ne"),
+    *("__eq__", "__ne__", "__le__", "__lt__", "__ge__", "__gt__", "__and__", "__or__", "__xor__", "__invert__"),
 }
-"""What computes the same each time, and writes into no operand."""
+"""What computes the same each time, and writes into no operand. PyTorch 2.11 has some comparisons as methods."""
 IN_PLACE: set[Any] = {
     *(operator.setitem, operator.iadd, operator.isub, operator.imul, operator.iand, operator.ior, operator.ixor),
 }
@@ -232,7 +233,7 @@ def _is_integer(node: fx.Node) -> bool:
 
 def _writes(node: fx.Node) -> bool:
     if node.op != "call_function":
-        return node.op == "call_method" and str(node.target).endswith("_")
+        return node.op == "call_method" and str(node.target).endswith("_") and node.target not in METHODS
     schema = getattr(node.target, "_schema", None)
     if schema is not None:
         return schema.is_mutable

@@ -31,6 +31,7 @@ from tilestream.plan import chain_choice
 from tilestream.plan.borders import saved_us
 from tilestream.plan.cache import versions
 from tilestream.plan.candidates import Candidate, Plan
+from tilestream.plan.decode import predicted_us
 from tilestream.plan.find import Found, find
 from tilestream.plan.gradient_launches import GradientLaunch
 from tilestream.plan.interaction import JOINT_INTERACTIONS
@@ -48,7 +49,7 @@ from tilestream.run.place import Calls
 from tilestream.run.stopwatch import timed
 from tilestream.run.target import Target
 from tilestream.run.time_chains import chain_trial
-from tilestream.run.whole import Whole
+from tilestream.run.whole import Whole, is_far_ahead, least_us
 
 log = logging.getLogger(__name__)
 
@@ -209,6 +210,19 @@ class Compilation:
         if self.rewritten and not has_ours and not (self.is_part and kwargs.get("is_inference") and _sums(streamed)):
             return compiled(streamed)
         return self._whole().choose(streamed, plain, compiled, inputs, kwargs, self.step)
+
+    def choose_step(
+        self, plain: fx.GraphModule, compiled: Callable[..., Any], inputs: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Any:
+        """The compiled decode step, where the graph is one that is far ahead of whatever else it may become: then no
+        regions are looked for. None otherwise."""
+        if self.step is None or not self._whole().measures():
+            return None
+        least = least_us(plain.graph, self.target.hardware)
+        if not is_far_ahead(predicted_us(self.step[1], self.target.hardware), least):
+            return None
+        self.plans, self.saved_us = [], None
+        return self._whole().choose(plain, plain, compiled, inputs, kwargs, self.step, least)
 
     def keep(self, training: bool) -> None:
         """Note that the graph's regions are all there is to it."""

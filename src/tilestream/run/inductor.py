@@ -137,11 +137,24 @@ def _inner(
 
     kwargs.pop("get_decomp_fn", None)
     backward, inference = bool(kwargs.get("is_backward")), bool(kwargs.get("is_inference"))
+    made: list[tuple[Any, list[Any]]] = []
+
+    def compiled(graph: fx.GraphModule, by_eager: bool = False, **changes: Any) -> Any:
+        with timed("inductor"), unwanted_rest(compilation.target.kind):
+            compiles = compile_calls if by_eager else compile_inner
+            made.append(compiles(graph, inputs, {**kwargs, **changes}))
+        return made[-1][0]
+
     with young_only(), config.patch(use_joint_graph_passes=joint_passes):
         streamed = copied(gm)
         with config.patch(ALONE):
             if inference and compilation.stream_step(gm):
                 return _stepped(compilation, inputs, kwargs)
+        if inference and (step := compilation.choose_step(gm, compiled, inputs, kwargs)) is not None:
+            note.settle(False)
+            _set_output_strides(next(strides for code, strides in made if code is step))
+            return step
+        with config.patch(ALONE):
             taken = compilation.stream(streamed, kwargs) or compilation.step is not None
         if compilation.target.kind == "cuda" and not backward:
             taken = taken or epilogues.would_fuse(streamed, compilation.patches, linears=inference)
@@ -161,14 +174,6 @@ def _inner(
             around.rewrite_around(streamed, compilation.options, compilation.target, compilation.patches, inference)
             if compilation.options.keeps_lists and not backward:
                 rewrite(streamed, When.CALLED)
-        made: list[tuple[Any, list[Any]]] = []
-
-        def compiled(graph: fx.GraphModule, by_eager: bool = False, **changes: Any) -> Any:
-            with timed("inductor"), unwanted_rest(compilation.target.kind):
-                compiles = compile_calls if by_eager else compile_inner
-                made.append(compiles(graph, inputs, {**kwargs, **changes}))
-            return made[-1][0]
-
         rescued = backward and compilation.options.fallback
 
         def compiled_plainly() -> Any:

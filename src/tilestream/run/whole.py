@@ -24,8 +24,11 @@ from typing import Any
 import torch
 from torch import fx
 
+from tilestream.devices import Device
 from tilestream.errors import PlanError
 from tilestream.graph.capture import boxed
+from tilestream.graph.costs.flops import of_node
+from tilestream.graph.nodes import value
 from tilestream.graph.real import real
 from tilestream.graph.rewrites.shared_keys import given_to, is_attention
 from tilestream.graph.sizes import hint
@@ -38,6 +41,7 @@ from tilestream.plan.decode import predicted_us
 from tilestream.plan.gradients import STRATEGY
 from tilestream.plan.shown import total_us
 from tilestream.run import fallback, prepare, timing
+from tilestream.run.few_queries import FEW_QUERIES
 from tilestream.run.made_up import check_room, random_tensor
 from tilestream.run.stopwatch import timed
 from tilestream.run.target import Target
@@ -48,6 +52,7 @@ log = logging.getLogger(__name__)
 STREAMED, EAGER, STEP = "with its regions", "by eager's kernels", "decode step"
 ENOUGH = "not timed: what its regions gain is enough"
 FAR = "not timed: its regions and attentions alone take longer than the step"
+ALONE = "not timed: its products and attention, each a launch, take longer than the step"
 PAID = "not timed: regions gain more than Inductor saves by fusing over their borders"
 
 Order = Callable[[Sequence[Candidate], Time], Sequence[Candidate]]
@@ -104,6 +109,20 @@ def measured(timings: Sequence[WholeTiming]) -> tuple[float | None, float | None
     return kept, total_us(t.inductor_us for t in timings)
 
 
+def is_far_ahead(step_us: float | None, others_us: float) -> bool:
+    """Whether a decode step takes far less than all else would."""
+    return step_us is not None and step_us <= margins.STEP * others_us
+
+
+def least_us(graph: fx.Graph, device: Device) -> float:
+    """What a graph's products and attention take at least, each a launch that reads its operands."""
+    operands = [
+        [v for n in node.all_input_nodes if (v := value(n)) is not None] for node in graph.nodes if of_node(node)
+    ]
+    moved = sum(t.numel() * t.element_size() for each in operands for t in each)
+    return 1e6 * (len(operands) * device.launch_s + moved / device.dram_bytes_per_s)
+
+
 @dataclass(frozen=True)
 class Whole:
     """The choice for one graph.
@@ -134,6 +153,7 @@ class Whole:
         fakes: Sequence[Any],
         kwargs: Mapping[str, Any],
         step: tuple[fx.GraphModule, Shape] | None = None,
+        least_us: float | None = None,
     ) -> Any:
         """The compiled graph that runs.
 
@@ -144,6 +164,8 @@ class Whole:
             compiled: compiles one of them, with changes to Inductor's arguments; ``by_eager``: into calls of eager's
                 kernels.
             fakes: the graph's arguments as fake tensors and symbolic sizes.
+            least_us: what any other way takes at least: the step alone is timed, and None is the answer unless it takes
+                far less.
         """
         kind = (len(self.plans), bool(kwargs.get("is_backward")), not kwargs.get("is_inference", False))
         if not self.measures():
@@ -187,6 +209,8 @@ class Whole:
             if step is not None:
                 made[STEP] = compiled(step[0], **bare)
                 candidates = time(candidates, more)
+                if least_us is not None:
+                    return [replace(ours, rejected=ALONE), candidates[1], replace(other, rejected=ALONE)]
                 if not with_host and self._is_far_behind(streamed, candidates[1].measured_us):
                     return [replace(ours, rejected=FAR), candidates[1], replace(other, rejected=FAR)]
             made[STREAMED] = compiled(streamed, **bare)
@@ -212,8 +236,11 @@ class Whole:
         held = None if step is None else right
         timer = Timer(Trial("whole graph", values, call, held, with_host=with_host), self.target)
         by_eager = step is None and not kind[2] and fallback.calls_eager()
-        found = choose(self._question(streamed, order, with_host, by_eager, step), self.options, timer)
+        asked = self._question(streamed, order, with_host, by_eager, step, least_us is not None)
+        found = choose(asked, self.options, timer)
         taken = found.chosen.strategy
+        if least_us is not None and not is_far_ahead(found.chosen.measured_us, least_us):
+            return None
         others = (c for c in found.candidates if c.usable and c.strategy != EAGER)
         best = min(others, key=time_of, default=found.candidates[0])
         times = (best.measured_us, found.fallback.measured_us)
@@ -230,6 +257,7 @@ class Whole:
         with_host: bool,
         by_eager: bool,
         step: tuple[fx.GraphModule, Shape] | None = None,
+        alone: bool = False,
     ) -> Question:
         def decides() -> list[Any]:
             held = [n.meta.get("val") for n in streamed.graph.find_nodes(op="placeholder")]
@@ -238,7 +266,7 @@ class Whole:
                 for v in held
             ]
             asked = ["whole graph", streamed.code, shapes, str(sorted(self.patches.items())), with_host, by_eager]
-            return [*asked, *([STEP] if step else [])]
+            return [*asked, *([STEP] if step else []), *([ALONE] if alone else [])]
 
         other = Candidate(FALLBACK, None, None)
         ours = [Candidate(STREAMED, None, None, operator="Inductor's code")]
@@ -255,10 +283,10 @@ class Whole:
         """Whether the regions alone, by their own measurements, and a launch for each attention that is in none, take
         longer than the whole step."""
         regions_us = total_us(plan.chosen.measured_us for plan in self.plans)
-        if step_us is None or regions_us is None or self._is_tuned:
+        if regions_us is None or self._is_tuned:
             return False
-        launches = sum(is_attention(node) for node in streamed.graph.nodes)
-        return step_us <= margins.STEP * (regions_us + 1e6 * self.target.hardware.launch_s * launches)
+        launches = sum(is_attention(node) or node.target is FEW_QUERIES for node in streamed.graph.nodes)
+        return is_far_ahead(step_us, regions_us + 1e6 * self.target.hardware.launch_s * launches)
 
     def _pays(self, gain_us: float, us: float) -> bool:
         """Whether regions gain more than Inductor saves by fusing their operators with others. ``us``: of the whole."""
