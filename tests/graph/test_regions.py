@@ -107,7 +107,7 @@ def test_attention_keeps_its_linears():
     module = nn.MultiheadAttention(16, 2, batch_first=True).eval()
     found = cut(Fn(lambda m, x: m.layers[0](x, x, x, need_weights=False)[0], module), (2, 5, 16))
     operators = [op for r in found.regions for op in r.operators]
-    assert [op for op in operators if "mm" in op] == ["aten.addmm.default"] * 2  # a bias that stood apart is in its product
+    assert [op for op in operators if "mm" in op] == ["aten.addmm.default"] * 2
 
 
 def test_a_parameter_of_the_same_region_is_refused():

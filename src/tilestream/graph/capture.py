@@ -20,6 +20,7 @@ from tilestream.errors import CaptureError
 from tilestream.graph.attention_masks import settle_masks
 from tilestream.graph.fake import faked, is_fake
 from tilestream.graph.provenance import OTHERS
+from tilestream.graph.repeated_heads import share_heads
 from tilestream.graph.rewrites.table import When, rewrite
 from tilestream.graph.state import preserved
 
@@ -122,6 +123,7 @@ class _Recorder:
             self.breaks.append(_told(reason.reason) + _where(reason.user_stack))
         if self.masks:
             settle_masks(graph)
+            share_heads(graph)
         compiler = aot_autograd(
             fw_compiler=self._keep("forward"),
             bw_compiler=self._keep("backward"),

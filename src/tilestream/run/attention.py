@@ -110,8 +110,9 @@ def attention_trial(node: fx.Node, ours: Callable[..., Tensor]) -> Trial:
         return lambda: library(**arguments)[:1]
 
     def plain(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> list[Tensor]:
-        causal, scale = bool(given.get("is_causal")), given.get("scale")
-        return [torch.nn.functional.scaled_dot_product_attention(query, key, value, mask, 0.0, causal, scale=scale)]
+        named = {"is_causal": bool(given.get("is_causal")), "scale": given.get("scale")}
+        shared = query.shape[1] != key.shape[1]
+        return [torch.nn.functional.scaled_dot_product_attention(query, key, value, mask, enable_gqa=shared, **named)]
 
     return Trial("attention", make, call, plain)
 

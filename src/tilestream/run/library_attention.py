@@ -34,12 +34,16 @@ MOST_SCORES = 2**24
 def fits(node: fx.Node) -> bool:
     """Whether flash attention may do what cuDNN's does."""
     given = given_to(node)
-    features = _features(node, (CUDNN,))
+    features = _features(node, (CUDNN,), shared=True)
     return features % 8 == 0 and 0 < features <= MOST_FEATURES and mask_given(given) is None
 
 
-def _features(node: fx.Node, instead_of: tuple[Any, ...]) -> int:
-    """Of a head of an attention by one of some kernels, of known sizes and not too long to time; else 0."""
+def _features(node: fx.Node, instead_of: tuple[Any, ...], shared: bool = False) -> int:
+    """Of a head of an attention by one of some kernels, of known sizes and not too long to time; else 0.
+
+    Args:
+        shared: whether several heads of queries may share one of keys.
+    """
     given = given_to(node)
     if node.target not in instead_of or given.get("dropout_p"):
         return 0
@@ -48,8 +52,10 @@ def _features(node: fx.Node, instead_of: tuple[Any, ...]) -> int:
     if len(known) < 3 or any(f.dim() != 4 for f in known):
         return 0
     (batch, heads, queries, features), positions = known[0].shape, known[1].shape[2]
-    alike = all((*f.shape[:2], f.shape[3]) == (batch, heads, features) for f in known)
-    return features if alike and batch * heads * queries * positions <= MOST_SCORES else 0
+    groups = known[1].shape[1]
+    alike = all((*f.shape[:2], f.shape[3]) == (batch, groups, features) for f in known[1:])
+    fitting = alike and (groups == heads or (shared and heads % groups == 0))
+    return features if fitting and batch * heads * queries * positions <= MOST_SCORES else 0
 
 
 def _flash(node: fx.Node, query: Tensor, key: Tensor, value: Tensor) -> Tensor:

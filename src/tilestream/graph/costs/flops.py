@@ -37,7 +37,7 @@ Attention scores inside of them are left out."""
 
 def of_call(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> int:
     """FLOPs of one call of an ATen operator packet; its tensors may be fake, and their sizes symbolic."""
-    from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
+    from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count
 
     if operator in _WEIGHTS:
         weights = tree_leaves([args[p] for p in _WEIGHTS[operator]])
@@ -50,9 +50,17 @@ def of_call(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], resul
     if operator is convolution:
         return 2 * prod(hint(d) for d in result.shape[:-1]) * prod(hint(d) for d in args[1].shape)
     formula = flop_registry.get(operator)
+    if str(operator).startswith("aten._scaled_dot_product") and "backward" not in str(operator):
+        # heads of keys may be fewer than those of queries, which torch's formula takes for a mistake
+        query, key, values = args[:3]
+        return (
+            2
+            * prod(hint(d) for d in query.shape[:-1])
+            * hint(key.shape[-2])
+            * sum(hint(x.shape[-1]) for x in (key, values))
+        )
     if formula is None and str(operator).startswith("aten._scaled_dot_product"):  # the CPU's, which torch leaves out
-        shapes = [[hint(d) for d in x.shape] for x in args[:4] if isinstance(x, torch.Tensor)]
-        return sdpa_backward_flop_count(*shapes) if "backward" in str(operator) else sdpa_flop_count(*shapes[:3])
+        return sdpa_backward_flop_count(*([hint(d) for d in x.shape] for x in args[:4] if isinstance(x, torch.Tensor)))
     return hint(formula(*args, **kwargs, out_val=result)) if formula is not None else 0
 
 
