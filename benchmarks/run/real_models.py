@@ -1,7 +1,7 @@
 """Time whole models of transformers and timm: eager, Inductor, max-autotune and tilestream, inference.
 
     python -m benchmarks.run.real_models                           those that the compiler is measured on
-    python -m benchmarks.run.real_models fresh                     the twenty others
+    python -m benchmarks.run.real_models fresh drawn               the twenty others, and twelve drawn by lot
     python -m benchmarks.run.real_models bert-base gpt2            models by name, of either set
     python -m benchmarks.run.real_models --without max_autotune --seconds 300
     python -m benchmarks.run.real_models --cpu two-towers          a batch of one, on our reference machine
@@ -23,11 +23,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from benchmarks.lib.full_models import FRESH, MODELS
+from benchmarks.lib.full_models import SETS
 from benchmarks.lib.places import RESULTS
 from benchmarks.run.gnn import Case, asked, began, measured, told_gains
 
-EVERY = {**MODELS, **FRESH}
+EVERY = {name: model for models in SETS.values() for name, model in models.items()}
 
 
 def cases(name: str, cpu: bool) -> Iterator[Case]:
@@ -43,8 +43,7 @@ def main() -> int:
     given = parser.parse_args()
     if (code := began(given, cases)) is not None:
         return code
-    sets = {"fresh": FRESH, "seen": MODELS}
-    wanted = [n for case in given.cases or ["seen"] for n in sets.get(case, [case])]
+    wanted = [n for case in given.cases or ["seen"] for n in SETS.get(case, [case])]
     if unknown := set(wanted) - EVERY.keys():
         print(f"no such model: {', '.join(sorted(unknown))}; there are {', '.join(EVERY)}", file=sys.stderr)
         return 2
@@ -56,7 +55,8 @@ def main() -> int:
     folder.mkdir(parents=True, exist_ok=True)
 
     def write(rows: Sequence[dict[str, Any]]) -> None:
-        made = {"schema": 1, "environment": where, "fresh": rows[-1]["case"] in FRESH, **rows[-1]}
+        of = next(name for name, models in SETS.items() if rows[-1]["case"] in models)
+        made = {"schema": 1, "environment": where, "set": of, **rows[-1]}
         (folder / f"{rows[-1]['case']}.json").write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
 
     told_gains(measured(given, wanted, write))

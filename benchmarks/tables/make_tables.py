@@ -14,7 +14,7 @@ from statistics import fmean
 from typing import Any
 
 from benchmarks.lib.cases import COUNTED, MAIN, OTHERS, Case
-from benchmarks.lib.full_models import FRESH, MODELS
+from benchmarks.lib.full_models import SETS
 from benchmarks.lib.marked import table, us, with_parts
 from benchmarks.lib.places import DOCS, RESULTS, ROOT
 from benchmarks.tables import decoder_tables, real_tables, short_table
@@ -24,6 +24,7 @@ PAGES = {
     ROOT / "README.md": ("short", "truth"),
     DOCS / "results.md": (
         "machine",
+        "drawn",
         "fresh",
         "seen",
         "fresh-and-seen",
@@ -325,8 +326,7 @@ def tables() -> dict[str, str]:
     return {
         "short": table(*short_table.rows()),
         "truth": truth(),
-        "fresh": real_tables.lines(FRESH),
-        "seen": real_tables.lines(MODELS),
+        **{name: real_tables.lines(models) for name, models in SETS.items()},
         "fresh-and-seen": real_tables.all_of_them(),
         "published": published(),
         "main": times(MAIN),

@@ -68,28 +68,28 @@ struct Kernel {
   }
   static TS_DEV void beside_values(const u32* w, float (&r)[2][LOADS + 1]) {
   }
-  // Row ``row`` of what the first product reads, by thread t of those that make it together.
-  template <class To>
+  // N rows, from ``row`` on, of what the first product reads, by thread t of those that make them together.
+  template <int N, class To>
   static TS_DEV void before(const Params& p, const To& to, int row, u32 scratch, u32 t) {
     using R = Row<768, 128>;
-    R::Held<bf16> x0;
-    x0.load((const char*)p.rows_of[0] + 2 * (u64)row * p.strides_of[0], t);
+    R::Held<bf16, N> x0;
+    x0.load((const char*)p.rows_of[0] + 2 * (u64)row * p.strides_of[0], 2 * p.strides_of[0], p.rows - row, t);
     R::Held<bf16> w0;
-    w0.load((const char*)p.vectors[2] + 0, t);
+    w0.load((const char*)p.vectors[2] + 0, 0, 1, t);
     R::Held<bf16> w1;
-    w1.load((const char*)p.vectors[3] + 0, t);
-    const float v0 = R::sum([&](int c, int e) { return x0.at(c, e); }, scratch + 0, t);
-    const float v1 = mul(v0, 0.0013020833333333333f);
-    const auto v2 = [&](int c, int e) { return sub(x0.at(c, e), v1); };
-    const auto v3 = [&](int c, int e) { return square(v2(c, e)); };
-    const float v4 = R::sum([&](int c, int e) { return v3(c, e); }, scratch + 16, t);
-    const float v5 = mul(v4, 0.0013020833333333333f);
-    const float v6 = add(v5, 1e-05f);
-    const float v7 = rsqrt_(v6);
-    const auto v8 = [&](int c, int e) { return mul(v2(c, e), v7); };
-    const auto v9 = [&](int c, int e) { return mul(v8(c, e), w0.at(c, e)); };
-    const auto v10 = [&](int c, int e) { return add(v9(c, e), w1.at(c, e)); };
-    R::store<bf16>([&](int c, int e) { return v10(c, e); }, to, t);
+    w1.load((const char*)p.vectors[3] + 0, 0, 1, t);
+    const auto v0 = R::sum<N>([&](int r, int c, int e) { return x0.at(r, c, e); }, scratch + 0, t);
+    const auto v1 = R::each<N>([&](int r) { return mul(v0[r], 0.0013020833333333333f); });
+    const auto v2 = [&](int r, int c, int e) { return sub(x0.at(r, c, e), v1[r]); };
+    const auto v3 = [&](int r, int c, int e) { return square(v2(r, c, e)); };
+    const auto v4 = R::sum<N>([&](int r, int c, int e) { return v3(r, c, e); }, scratch + 16, t);
+    const auto v5 = R::each<N>([&](int r) { return mul(v4[r], 0.0013020833333333333f); });
+    const auto v6 = R::each<N>([&](int r) { return add(v5[r], 1e-05f); });
+    const auto v7 = R::each<N>([&](int r) { return rsqrt_(v6[r]); });
+    const auto v8 = [&](int r, int c, int e) { return mul(v2(r, c, e), v7[r]); };
+    const auto v9 = [&](int r, int c, int e) { return mul(v8(r, c, e), w0.at(0, c, e)); };
+    const auto v10 = [&](int r, int c, int e) { return add(v9(r, c, e), w1.at(0, c, e)); };
+    R::store<bf16, N>([&](int r, int c, int e) { return v10(r, c, e); }, to, p.rows - row, t);
   }
   static TS_DEV void prefetch(const Params& p, int row, u32 t) {
     prefetch_row<1536>((const char*)p.rows_of[0] + 2 * (u64)row * p.strides_of[0], t);

@@ -29,6 +29,28 @@ struct Mma<bf16, 32, AT> {
   }
 };
 
+template <int AT>
+struct Mma<bf16, 24, AT> {
+  template <int BLOCKS>
+  static TS_DEV void shared(Fragment<BLOCKS>& acc, u64 a, u64 b) {
+    asm volatile("{\n.reg .pred p;\nsetp.eq.u32 p, 0, 0;\nwgmma.mma_async.sync.aligned.m64n192k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95}, %96, %97, p, 1, 1, 0, 0;\n}"
+                 : "+f"(acc.v[4 * AT + 0]), "+f"(acc.v[4 * AT + 1]), "+f"(acc.v[4 * AT + 2]), "+f"(acc.v[4 * AT + 3]), "+f"(acc.v[4 * AT + 4]), "+f"(acc.v[4 * AT + 5]), "+f"(acc.v[4 * AT + 6]), "+f"(acc.v[4 * AT + 7]), "+f"(acc.v[4 * AT + 8]), "+f"(acc.v[4 * AT + 9]), "+f"(acc.v[4 * AT + 10]), "+f"(acc.v[4 * AT + 11]), "+f"(acc.v[4 * AT + 12]), "+f"(acc.v[4 * AT + 13]), "+f"(acc.v[4 * AT + 14]), "+f"(acc.v[4 * AT + 15]), "+f"(acc.v[4 * AT + 16]), "+f"(acc.v[4 * AT + 17]), "+f"(acc.v[4 * AT + 18]), "+f"(acc.v[4 * AT + 19]), "+f"(acc.v[4 * AT + 20]), "+f"(acc.v[4 * AT + 21]), "+f"(acc.v[4 * AT + 22]), "+f"(acc.v[4 * AT + 23]), "+f"(acc.v[4 * AT + 24]), "+f"(acc.v[4 * AT + 25]), "+f"(acc.v[4 * AT + 26]), "+f"(acc.v[4 * AT + 27]), "+f"(acc.v[4 * AT + 28]), "+f"(acc.v[4 * AT + 29]), "+f"(acc.v[4 * AT + 30]), "+f"(acc.v[4 * AT + 31]), "+f"(acc.v[4 * AT + 32]), "+f"(acc.v[4 * AT + 33]), "+f"(acc.v[4 * AT + 34]), "+f"(acc.v[4 * AT + 35]), "+f"(acc.v[4 * AT + 36]), "+f"(acc.v[4 * AT + 37]), "+f"(acc.v[4 * AT + 38]), "+f"(acc.v[4 * AT + 39]), "+f"(acc.v[4 * AT + 40]), "+f"(acc.v[4 * AT + 41]), "+f"(acc.v[4 * AT + 42]), "+f"(acc.v[4 * AT + 43]), "+f"(acc.v[4 * AT + 44]), "+f"(acc.v[4 * AT + 45]), "+f"(acc.v[4 * AT + 46]), "+f"(acc.v[4 * AT + 47]), "+f"(acc.v[4 * AT + 48]), "+f"(acc.v[4 * AT + 49]), "+f"(acc.v[4 * AT + 50]), "+f"(acc.v[4 * AT + 51]), "+f"(acc.v[4 * AT + 52]), "+f"(acc.v[4 * AT + 53]), "+f"(acc.v[4 * AT + 54]), "+f"(acc.v[4 * AT + 55]), "+f"(acc.v[4 * AT + 56]), "+f"(acc.v[4 * AT + 57]), "+f"(acc.v[4 * AT + 58]), "+f"(acc.v[4 * AT + 59]), "+f"(acc.v[4 * AT + 60]), "+f"(acc.v[4 * AT + 61]), "+f"(acc.v[4 * AT + 62]), "+f"(acc.v[4 * AT + 63]), "+f"(acc.v[4 * AT + 64]), "+f"(acc.v[4 * AT + 65]), "+f"(acc.v[4 * AT + 66]), "+f"(acc.v[4 * AT + 67]), "+f"(acc.v[4 * AT + 68]), "+f"(acc.v[4 * AT + 69]), "+f"(acc.v[4 * AT + 70]), "+f"(acc.v[4 * AT + 71]), "+f"(acc.v[4 * AT + 72]), "+f"(acc.v[4 * AT + 73]), "+f"(acc.v[4 * AT + 74]), "+f"(acc.v[4 * AT + 75]), "+f"(acc.v[4 * AT + 76]), "+f"(acc.v[4 * AT + 77]), "+f"(acc.v[4 * AT + 78]), "+f"(acc.v[4 * AT + 79]), "+f"(acc.v[4 * AT + 80]), "+f"(acc.v[4 * AT + 81]), "+f"(acc.v[4 * AT + 82]), "+f"(acc.v[4 * AT + 83]), "+f"(acc.v[4 * AT + 84]), "+f"(acc.v[4 * AT + 85]), "+f"(acc.v[4 * AT + 86]), "+f"(acc.v[4 * AT + 87]), "+f"(acc.v[4 * AT + 88]), "+f"(acc.v[4 * AT + 89]), "+f"(acc.v[4 * AT + 90]), "+f"(acc.v[4 * AT + 91]), "+f"(acc.v[4 * AT + 92]), "+f"(acc.v[4 * AT + 93]), "+f"(acc.v[4 * AT + 94]), "+f"(acc.v[4 * AT + 95])
+                 : "l"(a), "l"(b));
+  }
+  template <int BLOCKS>
+  static TS_DEV void start(Fragment<BLOCKS>& acc, u64 a, u64 b) {
+    asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, 0, 0;\nwgmma.mma_async.sync.aligned.m64n192k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95}, %96, %97, p, 1, 1, 0, 0;\n}"
+                 : "=f"(acc.v[4 * AT + 0]), "=f"(acc.v[4 * AT + 1]), "=f"(acc.v[4 * AT + 2]), "=f"(acc.v[4 * AT + 3]), "=f"(acc.v[4 * AT + 4]), "=f"(acc.v[4 * AT + 5]), "=f"(acc.v[4 * AT + 6]), "=f"(acc.v[4 * AT + 7]), "=f"(acc.v[4 * AT + 8]), "=f"(acc.v[4 * AT + 9]), "=f"(acc.v[4 * AT + 10]), "=f"(acc.v[4 * AT + 11]), "=f"(acc.v[4 * AT + 12]), "=f"(acc.v[4 * AT + 13]), "=f"(acc.v[4 * AT + 14]), "=f"(acc.v[4 * AT + 15]), "=f"(acc.v[4 * AT + 16]), "=f"(acc.v[4 * AT + 17]), "=f"(acc.v[4 * AT + 18]), "=f"(acc.v[4 * AT + 19]), "=f"(acc.v[4 * AT + 20]), "=f"(acc.v[4 * AT + 21]), "=f"(acc.v[4 * AT + 22]), "=f"(acc.v[4 * AT + 23]), "=f"(acc.v[4 * AT + 24]), "=f"(acc.v[4 * AT + 25]), "=f"(acc.v[4 * AT + 26]), "=f"(acc.v[4 * AT + 27]), "=f"(acc.v[4 * AT + 28]), "=f"(acc.v[4 * AT + 29]), "=f"(acc.v[4 * AT + 30]), "=f"(acc.v[4 * AT + 31]), "=f"(acc.v[4 * AT + 32]), "=f"(acc.v[4 * AT + 33]), "=f"(acc.v[4 * AT + 34]), "=f"(acc.v[4 * AT + 35]), "=f"(acc.v[4 * AT + 36]), "=f"(acc.v[4 * AT + 37]), "=f"(acc.v[4 * AT + 38]), "=f"(acc.v[4 * AT + 39]), "=f"(acc.v[4 * AT + 40]), "=f"(acc.v[4 * AT + 41]), "=f"(acc.v[4 * AT + 42]), "=f"(acc.v[4 * AT + 43]), "=f"(acc.v[4 * AT + 44]), "=f"(acc.v[4 * AT + 45]), "=f"(acc.v[4 * AT + 46]), "=f"(acc.v[4 * AT + 47]), "=f"(acc.v[4 * AT + 48]), "=f"(acc.v[4 * AT + 49]), "=f"(acc.v[4 * AT + 50]), "=f"(acc.v[4 * AT + 51]), "=f"(acc.v[4 * AT + 52]), "=f"(acc.v[4 * AT + 53]), "=f"(acc.v[4 * AT + 54]), "=f"(acc.v[4 * AT + 55]), "=f"(acc.v[4 * AT + 56]), "=f"(acc.v[4 * AT + 57]), "=f"(acc.v[4 * AT + 58]), "=f"(acc.v[4 * AT + 59]), "=f"(acc.v[4 * AT + 60]), "=f"(acc.v[4 * AT + 61]), "=f"(acc.v[4 * AT + 62]), "=f"(acc.v[4 * AT + 63]), "=f"(acc.v[4 * AT + 64]), "=f"(acc.v[4 * AT + 65]), "=f"(acc.v[4 * AT + 66]), "=f"(acc.v[4 * AT + 67]), "=f"(acc.v[4 * AT + 68]), "=f"(acc.v[4 * AT + 69]), "=f"(acc.v[4 * AT + 70]), "=f"(acc.v[4 * AT + 71]), "=f"(acc.v[4 * AT + 72]), "=f"(acc.v[4 * AT + 73]), "=f"(acc.v[4 * AT + 74]), "=f"(acc.v[4 * AT + 75]), "=f"(acc.v[4 * AT + 76]), "=f"(acc.v[4 * AT + 77]), "=f"(acc.v[4 * AT + 78]), "=f"(acc.v[4 * AT + 79]), "=f"(acc.v[4 * AT + 80]), "=f"(acc.v[4 * AT + 81]), "=f"(acc.v[4 * AT + 82]), "=f"(acc.v[4 * AT + 83]), "=f"(acc.v[4 * AT + 84]), "=f"(acc.v[4 * AT + 85]), "=f"(acc.v[4 * AT + 86]), "=f"(acc.v[4 * AT + 87]), "=f"(acc.v[4 * AT + 88]), "=f"(acc.v[4 * AT + 89]), "=f"(acc.v[4 * AT + 90]), "=f"(acc.v[4 * AT + 91]), "=f"(acc.v[4 * AT + 92]), "=f"(acc.v[4 * AT + 93]), "=f"(acc.v[4 * AT + 94]), "=f"(acc.v[4 * AT + 95])
+                 : "l"(a), "l"(b));
+  }
+  template <int BLOCKS, int ABLOCKS>
+  static TS_DEV void registers(Fragment<BLOCKS>& acc, const Packed<ABLOCKS>& a, int k, u64 b) {
+    asm volatile("{\n.reg .pred p;\nsetp.eq.u32 p, 0, 0;\nwgmma.mma_async.sync.aligned.m64n192k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95}, {%96, %97, %98, %99}, %100, p, 1, 1, 0;\n}"
+                 : "+f"(acc.v[4 * AT + 0]), "+f"(acc.v[4 * AT + 1]), "+f"(acc.v[4 * AT + 2]), "+f"(acc.v[4 * AT + 3]), "+f"(acc.v[4 * AT + 4]), "+f"(acc.v[4 * AT + 5]), "+f"(acc.v[4 * AT + 6]), "+f"(acc.v[4 * AT + 7]), "+f"(acc.v[4 * AT + 8]), "+f"(acc.v[4 * AT + 9]), "+f"(acc.v[4 * AT + 10]), "+f"(acc.v[4 * AT + 11]), "+f"(acc.v[4 * AT + 12]), "+f"(acc.v[4 * AT + 13]), "+f"(acc.v[4 * AT + 14]), "+f"(acc.v[4 * AT + 15]), "+f"(acc.v[4 * AT + 16]), "+f"(acc.v[4 * AT + 17]), "+f"(acc.v[4 * AT + 18]), "+f"(acc.v[4 * AT + 19]), "+f"(acc.v[4 * AT + 20]), "+f"(acc.v[4 * AT + 21]), "+f"(acc.v[4 * AT + 22]), "+f"(acc.v[4 * AT + 23]), "+f"(acc.v[4 * AT + 24]), "+f"(acc.v[4 * AT + 25]), "+f"(acc.v[4 * AT + 26]), "+f"(acc.v[4 * AT + 27]), "+f"(acc.v[4 * AT + 28]), "+f"(acc.v[4 * AT + 29]), "+f"(acc.v[4 * AT + 30]), "+f"(acc.v[4 * AT + 31]), "+f"(acc.v[4 * AT + 32]), "+f"(acc.v[4 * AT + 33]), "+f"(acc.v[4 * AT + 34]), "+f"(acc.v[4 * AT + 35]), "+f"(acc.v[4 * AT + 36]), "+f"(acc.v[4 * AT + 37]), "+f"(acc.v[4 * AT + 38]), "+f"(acc.v[4 * AT + 39]), "+f"(acc.v[4 * AT + 40]), "+f"(acc.v[4 * AT + 41]), "+f"(acc.v[4 * AT + 42]), "+f"(acc.v[4 * AT + 43]), "+f"(acc.v[4 * AT + 44]), "+f"(acc.v[4 * AT + 45]), "+f"(acc.v[4 * AT + 46]), "+f"(acc.v[4 * AT + 47]), "+f"(acc.v[4 * AT + 48]), "+f"(acc.v[4 * AT + 49]), "+f"(acc.v[4 * AT + 50]), "+f"(acc.v[4 * AT + 51]), "+f"(acc.v[4 * AT + 52]), "+f"(acc.v[4 * AT + 53]), "+f"(acc.v[4 * AT + 54]), "+f"(acc.v[4 * AT + 55]), "+f"(acc.v[4 * AT + 56]), "+f"(acc.v[4 * AT + 57]), "+f"(acc.v[4 * AT + 58]), "+f"(acc.v[4 * AT + 59]), "+f"(acc.v[4 * AT + 60]), "+f"(acc.v[4 * AT + 61]), "+f"(acc.v[4 * AT + 62]), "+f"(acc.v[4 * AT + 63]), "+f"(acc.v[4 * AT + 64]), "+f"(acc.v[4 * AT + 65]), "+f"(acc.v[4 * AT + 66]), "+f"(acc.v[4 * AT + 67]), "+f"(acc.v[4 * AT + 68]), "+f"(acc.v[4 * AT + 69]), "+f"(acc.v[4 * AT + 70]), "+f"(acc.v[4 * AT + 71]), "+f"(acc.v[4 * AT + 72]), "+f"(acc.v[4 * AT + 73]), "+f"(acc.v[4 * AT + 74]), "+f"(acc.v[4 * AT + 75]), "+f"(acc.v[4 * AT + 76]), "+f"(acc.v[4 * AT + 77]), "+f"(acc.v[4 * AT + 78]), "+f"(acc.v[4 * AT + 79]), "+f"(acc.v[4 * AT + 80]), "+f"(acc.v[4 * AT + 81]), "+f"(acc.v[4 * AT + 82]), "+f"(acc.v[4 * AT + 83]), "+f"(acc.v[4 * AT + 84]), "+f"(acc.v[4 * AT + 85]), "+f"(acc.v[4 * AT + 86]), "+f"(acc.v[4 * AT + 87]), "+f"(acc.v[4 * AT + 88]), "+f"(acc.v[4 * AT + 89]), "+f"(acc.v[4 * AT + 90]), "+f"(acc.v[4 * AT + 91]), "+f"(acc.v[4 * AT + 92]), "+f"(acc.v[4 * AT + 93]), "+f"(acc.v[4 * AT + 94]), "+f"(acc.v[4 * AT + 95])
+                 : "r"(a.v[k + 0]), "r"(a.v[k + 1]), "r"(a.v[k + 2]), "r"(a.v[k + 3]), "l"(b));
+  }
+};
+
 #endif
 struct Params {
   TensorMap input;
@@ -55,7 +77,7 @@ struct Kernel {
   static constexpr bool BEFORE = true, BY_COLUMNS = false;
   static constexpr int FIRSTS = 2, LASTS = 1, PRODUCTS = 1, INNER = 264, LOADS = 1, BESIDE_WORDS = 1;
   static constexpr bool DIRECT = false;
-  static constexpr int HID_BLOCKS = 5, OUT_BLOCKS = 2, FIRST_STEPS = 5, SECOND_STEPS = 9, STEPS = 4, HIDDEN_WORDS = 1, RESULT_WORDS = 1;
+  static constexpr int HID_BLOCKS = 5, OUT_BLOCKS = 2, FIRST_STEPS = 5, SECOND_STEPS = 9, SECOND_COLUMNS = 192, STEPS = 4, HIDDEN_WORDS = 1, RESULT_WORDS = 1, ROWS_EARLY = 4, ROWS_BESIDE = 2;
   static constexpr u32 BARS = STEPS * STEP_BYTES + 2 * SLABS * CHUNK_BYTES;
   // Of result f, or of product f of the first layer.
   static TS_DEV constexpr int columns_of(int f) { return 264; }
@@ -75,31 +97,31 @@ struct Kernel {
   static TS_DEV void beside_values(const u32* w, float (&r)[2][LOADS + 1]) {
     Pair<bf16>::values(w + 0, r[0][0], r[1][0]);
   }
-  // Row ``row`` of what the first product reads, by thread t of those that make it together.
-  template <class To>
+  // N rows, from ``row`` on, of what the first product reads, by thread t of those that make them together.
+  template <int N, class To>
   static TS_DEV void before(const Params& p, const To& to, int row, u32 scratch, u32 t) {
-    using R = Row<264, 32>;
-    R::Held<bf16> x0;
-    x0.load((const char*)p.rows_of[1] + 2 * (u64)row * p.strides_of[1], t);
+    using R = Row<264, WARP>;
+    R::Held<bf16, N> x0;
+    x0.load((const char*)p.rows_of[1] + 2 * (u64)row * p.strides_of[1], 2 * p.strides_of[1], p.rows - row, t);
     R::Held<bf16> w0;
-    w0.load((const char*)p.vectors[2] + 0, t);
+    w0.load((const char*)p.vectors[2] + 0, 0, 1, t);
     R::Held<bf16> w1;
-    w1.load((const char*)p.vectors[3] + 0, t);
+    w1.load((const char*)p.vectors[3] + 0, 0, 1, t);
     x0.again();
-    const float v0 = R::sum([&](int c, int e) { return x0.at(c, e); }, scratch + 0, t);
-    const float v1 = mul(v0, 0.003787878787878788f);
-    const auto v2 = [&](int c, int e) { return sub(x0.at(c, e), v1); };
-    const auto v3 = [&](int c, int e) { return square(v2(c, e)); };
+    const auto v0 = R::sum<N>([&](int r, int c, int e) { return x0.at(r, c, e); }, scratch + 0, t);
+    const auto v1 = R::each<N>([&](int r) { return mul(v0[r], 0.003787878787878788f); });
+    const auto v2 = [&](int r, int c, int e) { return sub(x0.at(r, c, e), v1[r]); };
+    const auto v3 = [&](int r, int c, int e) { return square(v2(r, c, e)); };
     x0.again();
-    const float v4 = R::sum([&](int c, int e) { return v3(c, e); }, scratch + 4, t);
-    const float v5 = mul(v4, 0.003787878787878788f);
-    const float v6 = add(v5, 1e-05f);
-    const float v7 = rsqrt_(v6);
-    const auto v8 = [&](int c, int e) { return mul(v2(c, e), v7); };
-    const auto v9 = [&](int c, int e) { return mul(v8(c, e), w0.at(c, e)); };
-    const auto v10 = [&](int c, int e) { return add(v9(c, e), w1.at(c, e)); };
+    const auto v4 = R::sum<N>([&](int r, int c, int e) { return v3(r, c, e); }, scratch + 4, t);
+    const auto v5 = R::each<N>([&](int r) { return mul(v4[r], 0.003787878787878788f); });
+    const auto v6 = R::each<N>([&](int r) { return add(v5[r], 1e-05f); });
+    const auto v7 = R::each<N>([&](int r) { return rsqrt_(v6[r]); });
+    const auto v8 = [&](int r, int c, int e) { return mul(v2(r, c, e), v7[r]); };
+    const auto v9 = [&](int r, int c, int e) { return mul(v8(r, c, e), w0.at(0, c, e)); };
+    const auto v10 = [&](int r, int c, int e) { return add(v9(r, c, e), w1.at(0, c, e)); };
     x0.again();
-    R::store<bf16>([&](int c, int e) { return v10(c, e); }, to, t);
+    R::store<bf16, N>([&](int r, int c, int e) { return v10(r, c, e); }, to, p.rows - row, t);
   }
   static TS_DEV void prefetch(const Params& p, int row, u32 t) {
     prefetch_row<528>((const char*)p.rows_of[1] + 2 * (u64)row * p.strides_of[1], t);

@@ -23,8 +23,11 @@ pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not 
 TWO = replace(devices.get("h200"), clusters=((2, 2),))
 PLAIN = Ffn(512, 256, 256, act="gelu", bias=True, residual=True)
 GATED = Ffn(520, 264, 272, gated=True, act="silu", bias=True, residual=True)
+NORMED = Ffn(512, 384, 384, act="gelu", bias=True, residual=True, norm="layer")
+"""Tiles of 192 columns of the second product."""
 BUSY = Ffn(256, 256, 256)
-"""Of one block of columns each: 14 slots, so that 2,000 rows come to each of them again."""
+"""Of one block of columns each: 12 slots, so that 2,000 rows come again to some of them."""
+IN_FRONT = replace(BUSY, norm="rms")
 SHALLOW = Ffn(192, 128, 256)
 """Tiles of fewer pages than the ring has: none of them waits for the page through which slabs have left."""
 
@@ -91,9 +94,23 @@ def test_a_ring_that_comes_round_and_launches_one_behind_the_other(folder: Path)
     assert torch.equal(check(BUSY, 2000, folder), check(BUSY, 2000, folder, launches=3, seed=5))
 
 
-def test_what_the_host_cannot_run_is_said(folder: Path) -> None:
-    with pytest.raises(ValueError, match="nothing in front"):
-        check(replace(PLAIN, norm="layer"), 9, folder)
+@pytest.mark.parametrize(
+    ("block", "rows"),
+    [
+        (NORMED, 300),
+        (NORMED, 1),  # of rows that do not exist, the last one stands in their place
+        (replace(NORMED, act="silu", gated=True, dtype="f16"), 130),
+        (Ffn(520, 1000, 264, norm="rms"), 300),  # columns that are no whole panels
+    ],
+    ids=str,
+)
+def test_values_of_rows_that_are_made_in_front(block: Ffn, rows: int, folder: Path) -> None:
+    check(block, rows, folder, sanitize=True)
+
+
+def test_rows_in_front_that_go_through_a_ring(folder: Path) -> None:
+    """By the warps that multiply, as many as the ring holds, then by a loader: the same bits in any order."""
+    assert torch.equal(check(IN_FRONT, 2001, folder, sanitize=True), check(IN_FRONT, 2001, folder, launches=3, seed=5))
 
 
 def test_no_races(folder: Path) -> None:
@@ -114,12 +131,16 @@ MUTANTS = {
     "a page is loaded while slabs lie in it": Mutation(OWN, f"{STORED}      arrive_pair", "      arrive_pair"),
     "slabs are written to a page that is in use": Mutation(OWN, "smem, g, ring.take()", "smem, g, ring.addr()"),
     "sums begin with those of the tile before": Mutation("product.cuh", "if (k == 0)", "if (false)"),
+    "rows are made where others are read": Mutation(OWN, "if (tile >= w.slots) await_flags", "if (false) await_flags"),
     "a residual is that of the slab before": Mutation(OWN, "K::LOADS > 0 && s + 1 < RESULT_SLABS<K>", "false"),
 }
+BROKEN = {"slot": replace(BUSY, out=512), "is stored": SHALLOW, "rows are made": IN_FRONT}
+"""Where it shows: a slot that both clusters read, say. Elsewhere in ``PLAIN``."""
 
 
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_broken_protocol_is_seen(name: str, folder: Path) -> None:
-    block, rows = (BUSY, 2000) if "slot" in name else (SHALLOW, 2000) if "is stored" in name else (PLAIN, 300)
+    block = next((block for part, block in BROKEN.items() if part in name), PLAIN)
+    rows = 300 if block is PLAIN else 2000
     with pytest.raises((*CAUGHT, AssertionError)):
         check(block, rows, folder, sanitize=True, mutations=(MUTANTS[name],), limit_s=3, flag_limit_s=1.0)

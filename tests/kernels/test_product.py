@@ -37,7 +37,7 @@ def body(text: str, name: str) -> list[str]:
 @pytest.mark.parametrize("block", BLOCKS, ids=str)
 def test_a_norm_in_front_has_one_form(block: Ffn) -> None:
     few, many = (body(source.text, "before") for source in both(block))
-    assert few[0].startswith("using R = Row<256, ") and many[0] == "using R = Row<256, 32>;"
+    assert few[0].startswith("using R = Row<256, ") and many[0] == "using R = Row<256, WARP>;"
 
     def computed(lines: list[str]) -> list[str]:
         return [re.sub(r"scratch \+ \d+", "scratch", line) for line in lines[1:] if not line.endswith(".again();")]

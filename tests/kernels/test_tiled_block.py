@@ -23,6 +23,7 @@ from tilestream.ir.verify import verify
 from tilestream.kernels.families import why_no_kernel
 from tilestream.kernels.fits import verify_on
 from tilestream.kernels.product.shared_tile import Tail
+from tilestream.kernels.product.tiled_block.code import TiledBlockCode
 from tilestream.kernels.product.tiled_block.cost import tiled_block_cost
 from tilestream.kernels.product.tiled_block.model import TiledBlock, build
 from tilestream.kernels.shape import KernelShape, kernel_shape
@@ -61,7 +62,7 @@ def test_a_block_of_a_vision_transformer() -> None:
     assert s.slots == 2 * (22 + 2 * 6) and s.hidden_bytes == s.slots * 128 * 3072 * 2
     walk = s.walk(16_384)
     assert (walk.all_firsts, walk.all_seconds) == (64 * 12, 64 * 3)
-    assert (walk.head, walk.firsts, walk.seconds, walk.early) == (264 + 66, 264, 66, 12)
+    assert (walk.head, walk.firsts, walk.seconds, walk.early) == (264 + 66, 264, 66, 68)
     (_, flags), (_, hidden), (_, operand) = s.space.parts
     assert flags >= 8 * (132 + 68 * (32 + 24 + 6)) and hidden == s.hidden_bytes and operand == 68 * 128 * 768 * 2
 
@@ -70,7 +71,7 @@ def dealt(s: TiledBlock, rows: int) -> list[list[tuple[int, int]]]:
     """Of each cluster, its units in order: which product, which number (``Deal`` of tiled_order.cuh)."""
     w, made = s.walk(rows), []
     for cluster in range(s.clusters):
-        first = second = cluster
+        first, second = cluster, (cluster - w.all_firsts) % s.clusters
         units: list[tuple[int, int]] = []
         while first < w.all_firsts or second < w.all_seconds:
             ahead = w.head + second // w.seconds * w.firsts
@@ -243,9 +244,10 @@ def test_a_device_without_clusters_has_no_tiled_blocks() -> None:
 
 
 def test_the_planner_takes_it_on_many_rows_alone() -> None:
-    many = plan(VIT.program(), 16_384, H200, Options())
+    block = replace(VIT, act="silu")  # a library's product takes in a GELU
+    many = plan(block.program(), 16_384, H200, Options())
     assert many.chosen.detail == "wide layers as tiles over the grid"
-    few = plan(VIT.program(), 128, H200, Options())
+    few = plan(block.program(), 128, H200, Options())
     assert all("tiles over the grid" not in c.detail for c in few.candidates)
     narrow = plan(Ffn(1024, 256, 256, act="gelu").program(), 65_536, H200, Options())
     assert all("tiles over the grid" not in c.detail for c in narrow.candidates)
@@ -333,24 +335,41 @@ def test_a_float32_residual_stream_is_in_the_block() -> None:
     made = plan(region.program, region.rows, H200, Options())
     (tiled,) = [c for c in made.candidates if c.pipeline is not None]
     assert tiled.pipeline is not None and schedule(tiled.pipeline).direct
-    # products of 98 us wait for rows of the norm: a library's kernels, and a kernel of what is behind the norm
-    assert made.chosen.pipeline is None
-    pays = partial(as_one_launch, options=Options(), device=H200)
-    (behind,) = partition(graph, projections=True, pays=pays).regions
-    assert behind.program.stages[0].ops[1].kind == "linear"
-    assert plan(behind.program, region.rows, H200, Options()).chosen.detail == tiled.detail
+    # 156.7 us on an H200, where Inductor takes 154: the prediction takes it, and who times decides
+    assert made.chosen == tiled and prediction_of(tiled) == pytest.approx(139.3, rel=0.01)
 
 
 def test_rows_in_front_bound_a_block_of_short_products() -> None:
-    """One warp of each CTA makes them, 1.4 us each, beside products that are longer or shorter."""
-    long, shorter = (
-        tiled_block_cost(schedule(tile_block(b.program(), H200)), 24_579, H200)
-        for b in (VIT, Ffn(864, 320, 320, act="silu", gated=True, norm="rms", residual=True))
-    )
+    """One warp of each CTA makes them, 1.4 us each, beside products that are longer or shorter. All warps make those of
+    the first tiles, as many as the ring has."""
+    blocks = (VIT, Ffn(864, 320, 320, act="silu", gated=True, norm="rms", residual=True))
+    schedules = [schedule(tile_block(b.program(), H200)) for b in blocks]
+    long, shorter = (tiled_block_cost(s, 24_579, H200) for s in schedules)
     assert long["streams"].seconds == long["work"].seconds
-    assert shorter["rows"].seconds > 2 * shorter["work"].seconds
-    # 20 tiles of rows are made by all warps before the first product
-    assert shorter["rows in front"].seconds == pytest.approx((24_579 - 20 * 128) / 132 * 1.4e-6)
+    assert shorter["streams"].seconds == shorter["rows"].seconds > 1.5 * shorter["work"].seconds
+    late = 24_579 - schedules[1].slots * 128
+    assert shorter["rows in front"].seconds == pytest.approx(late / 132 * 1.4e-6)
+
+
+@pytest.mark.parametrize(("out", "columns", "blocks"), [(320, 192, 2), (384, 192, 2), (512, 256, 2), (576, 192, 3)])
+def test_tiles_of_the_second_product_are_no_wider_than_they_need_be(out: int, columns: int, blocks: int) -> None:
+    s = schedule(tile_block(Ffn(1536, out, out, act="gelu", residual=True).program(), H200))
+    assert (s.second_columns, s.out_blocks) == (columns, blocks)
+
+
+def test_all_of_the_first_product_is_in_front_where_the_ring_holds_all_rows() -> None:
+    s = schedule(tile_block(Ffn(1536, 384, 384, act="gelu", norm="layer").program(), H200))
+    held = s.slots * 128
+    assert s.walk(held).head == s.walk(held).all_firsts > s.walk(held + 1).head
+    assert s.walk(300).early == 4 and s.walk(held + 1).early == s.slots
+
+
+@pytest.mark.parametrize(("width", "norm", "at_once"), [(320, "rms", (4, 2)), (768, "layer", (4, 1))])
+def test_rows_are_made_several_at_once_where_registers_hold_them(
+    width: int, norm: str, at_once: tuple[int, int]
+) -> None:
+    pipeline = tile_block(Ffn(1024, width, width, act="silu", norm=norm).program(), H200)
+    assert TiledBlockCode(schedule(pipeline), pipeline).rows_at_once == at_once
 
 
 class Gated(nn.Module):

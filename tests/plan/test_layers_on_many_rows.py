@@ -47,7 +47,7 @@ def kinds(found: Found) -> list[list[str]]:
     return [[n for n in some if n not in ("view", "t", "clone")] for some in names]
 
 
-@pytest.mark.parametrize(("layer", "rows"), [("bert-qkv", 1024), ("smollm-qkv", 2048), ("bert-up", 1024)])
+@pytest.mark.parametrize(("layer", "rows"), [("bert-qkv", 1024), ("smollm-qkv", 2048)])
 def test_a_launch_makes_what_takes_a_library_several(layer: str, rows: int) -> None:
     made = plan(LAYERS[layer].program(), rows, H200, Options(measure=False))
     assert made.chosen.strategy == "shared"
@@ -64,10 +64,14 @@ def test_tiles_of_a_sum_that_is_not_long_take_few_turns(rows: int, any_are: bool
 
 @pytest.mark.parametrize(("rows", "regions"), [
     (1024, [["addmm", "gelu"], ["addmm", "add"]]),  # too few tiles of rows for one launch
-    (16_384, [["addmm", "gelu", "addmm", "add"]]),
+    (16_384, [["addmm", "gelu"], ["addmm", "add"]]),  # two products of a library, which takes GELU in
 ])  # fmt: skip
-def test_a_block_is_one_region_where_one_launch_may_be_the_fastest(rows: int, regions: list[list[str]]) -> None:
+def test_a_block_is_no_region_where_its_products_by_themselves_are_faster(rows: int, regions: list[list[str]]) -> None:
     assert kinds(found_in(FeedForward(768, 3072, nn.GELU()), rows, 768)) == regions
+
+
+def test_a_block_is_one_region_where_one_launch_may_be_the_fastest() -> None:
+    assert kinds(found_in(FeedForward(768, 3072, nn.SiLU()), 16_384, 768)) == [["addmm", "silu", "addmm", "add"]]
 
 
 def test_a_strategy_by_name_is_asked_of_the_whole_block() -> None:
@@ -82,7 +86,8 @@ def test_a_dropout_that_is_off_divides_no_hidden_layer() -> None:
     found = found_in(FeedForward(192, 768, nn.GELU()), 12_608, 192)
     assert kinds(found) == [["addmm", "gelu", "addmm", "add"]]
     made = planner.proposals(found.regions[0].program, 12_608, H200, Options())
-    assert min((c for c in made if c.predicted_us), key=prediction_of).detail == "hidden layers by chunks"
+    ours = (c for c in made if c.predicted_us and c.pipeline is not None)
+    assert min(ours, key=prediction_of).detail == "hidden layers by chunks"
 
 
 def test_an_activation_that_reads_its_input_twice_goes_behind_its_product() -> None:

@@ -48,7 +48,7 @@ def convolution(channels: int = 16, **words: object) -> nn.Module:
 
 
 LEFT: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
-    "groups of two": lambda: (convolution(groups=8), pictures(16)),
+    "groups of five": lambda: (convolution(20, groups=4), pictures(20)),
     "two results a channel": lambda: (ready(nn.Conv2d(16, 32, 3, groups=16)), pictures(16)),
     "dilation": lambda: (convolution(dilation=2), pictures(16)),
     "a stride of three": lambda: (convolution(stride=3), pictures(16)),

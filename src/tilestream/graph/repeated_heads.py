@@ -1,5 +1,5 @@
-"""Keys and values of ``scaled_dot_product_attention`` that a model repeats for the queries that share them, as they are,
-in the graph that Dynamo captured.
+"""Keys and values of ``scaled_dot_product_attention`` that a model repeats for the queries that share them, not
+repeated, in the graph that Dynamo captured.
 
 With a mask PyTorch has few kernels for grouped queries (Ainslie et al. 2023), so models repeat heads. Where the mask
 was dropped (``attention_masks``), cuDNN's and flash attention read each head of keys for all of its queries.
@@ -52,8 +52,8 @@ def _share(node: fx.Node) -> bool:
 
 def _unrepeated(node: Any) -> fx.Node | None:
     """Of ``x[:, :, None].expand(b, heads, times, s, f).reshape(b, heads * times, s, f)`` what ``x`` is."""
-    expanded = node.args[0] if _calls(node, *RESHAPES) else None
-    column = expanded.args[0] if _calls(expanded, "expand") else None
+    expanded: Any = node.args[0] if _calls(node, *RESHAPES) else None
+    column: Any = expanded.args[0] if _calls(expanded, "expand") else None
     if not isinstance(column, fx.Node) or column.target is not operator.getitem:
         return None
     x, index = column.args

@@ -53,6 +53,7 @@ void bar_init(u32 at, u32 count) {
 void bar_arrive(u32 at, u32 arrivals, u32 bytes) {
   const u32 bar = own(at);
   self->visible_shared.release(&self->cta->visible_clock[bar / BARRIER_BYTES]);
+  self->reads.release(&self->cta->reads_clock[bar / BARRIER_BYTES]);
   release_edge(&word(*self->cta, bar));
   update(*self->cta, bar, arrivals, bytes);
 }
@@ -61,6 +62,7 @@ void bar_arrive_cluster(u32 at, u32 arrivals) {
   for (int k = 0; k < self->cta->cluster_size; ++k) {
     Cta& to = *self->cta->cluster[k];
     self->visible_shared.release(&to.visible_clock[bar / BARRIER_BYTES]);
+    self->reads.release(&to.reads_clock[bar / BARRIER_BYTES]);
     release_edge(&word(to, bar));
     update(to, bar, arrivals, 0);
   }
@@ -173,6 +175,11 @@ void bulk_wait(int groups, bool read_only) {
 }
 
 void reads_before(u64* flag) { self->reads.release(flag); }
+// By this thread's clock: a releasing store overwrites what its flag had before.
+void reads_before_this() {
+  self->reads.release(&self->over_clock);
+  acquire_edge(&self->over_clock);
+}
 void peeked(const u64* flag) {
   pause(flag);
   auto& seen = self->peeked;

@@ -71,6 +71,7 @@ void bulk_commit();
 void bulk_wait(int groups, bool read_only);
 
 void reads_before(u64* flag);  // what a relaxed store may rely on: see flag_relaxed
+void reads_before_this();      // the same for a releasing store
 void peeked(const u64* flag);  // a relaxed load: what it found orders something only behind acquire_peeked
 void acquire_peeked();
 void flag_changed();

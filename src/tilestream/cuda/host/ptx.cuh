@@ -175,6 +175,7 @@ TS_DEV u64 flag_acquire(const u64* flag) {
   return __atomic_load_n(flag, __ATOMIC_ACQUIRE);
 }
 TS_DEV void flag_release(u64* flag, u64 v) {
+  ts_host::reads_before_this();
   __atomic_store_n(flag, v, __ATOMIC_RELEASE);
   ts_host::flag_changed();
 }
@@ -237,6 +238,8 @@ template <int K>
 TS_DEV void pin(Registers<float, K>&) {}
 template <int K>
 TS_DEV void pin(Registers<u32, K>&) {}
+template <int K>
+TS_DEV void pin(u32 (&)[K]) {}
 TS_DEV void prefetch_l2(const void*) {}
 TS_DEV void mma_fence() {}
 TS_DEV void mma_commit() { ts_host::products_commit(); }

@@ -65,7 +65,7 @@ struct Role {
   bool sent = false;  // copies to other CTAs of the cluster, and no barrier of it since
   bool adds = false;  // the open group is of additions, which are groups of their own here
   u32 group = 0, in_group = 0, groups_seen = 0, groups_complete = 0, groups_fenced = 0;
-  char read_clock[JOBS], done_clock[JOBS], fence_clock = 0, products_clock = 0;
+  char read_clock[JOBS], done_clock[JOBS], fence_clock = 0, products_clock = 0, over_clock = 0;
   bool half = false;               // the engine has read the head job's source
   std::vector<char> buffer;        // and keeps it here
   Clock visible_shared;            // ordinary writes to shared memory that this thread knows bulk copies may read

@@ -9,7 +9,7 @@ from tilestream.graph.lowering import MAX_FEATURES, Emitter, Frame, Steps, dtype
 from tilestream.graph.nodes import MATMULS, Unsupported, argument, number, packet, permutation, takes_tf32, value
 from tilestream.graph.operators import split
 from tilestream.graph.operators.rules import rule
-from tilestream.graph.sizes import product, same_shape, same_size, same_sizes
+from tilestream.graph.sizes import product, same_size
 from tilestream.ir.pipeline import Tile
 
 aten = torch.ops.aten
@@ -25,27 +25,9 @@ def weight(node: object) -> tuple[fx.Node, bool]:
     return (node.all_input_nodes[0], True) if is_turned else (node, False)
 
 
-def one_of_a_batch(node: object) -> object:
-    """The matrix that every product of a batch multiplies by: what ``expand`` makes a batch of, else ``node``.
-
-    ``F.linear`` of an operand that is not contiguous, as in an MLP-Mixer's token mixing, is such a ``bmm``.
-    """
-    inner = node
-    while isinstance(inner, fx.Node) and packet(inner) in (aten.expand, aten.view, aten._unsafe_view):
-        before = inner.args[0]
-        if not isinstance(before, fx.Node) or (whole := value(inner)) is None or (part := value(before)) is None:
-            return node
-        if packet(inner) is aten.expand and part.dim() == 2 and whole.dim() == 3:
-            return before if same_sizes(whole.shape[1:], part.shape) else node
-        if not same_shape(whole, part):
-            return node
-        inner = before
-    return node
-
-
 @rule(*MATMULS)
 def linear(e: Emitter, node: fx.Node, rows: tuple[int, int] | None = None) -> Tile:
-    """``mm``, ``addmm``, ``linear``, and ``bmm`` with one matrix for all.
+    """``mm``, ``addmm``, ``linear``, and ``bmm`` of a batch of one.
 
     Args:
         rows: the part of the weight's rows that is taken.
@@ -53,8 +35,6 @@ def linear(e: Emitter, node: fx.Node, rows: tuple[int, int] | None = None) -> Ti
     kind = packet(node)
     bias = node.args[0] if kind is aten.addmm else argument(node, 2, "bias") if kind is aten.linear else None
     x, matrix = node.args[1:3] if kind is aten.addmm else node.args[:2]
-    if kind is aten.bmm and one_of_a_batch(matrix) is not matrix:
-        matrix, kind = one_of_a_batch(matrix), aten.mm
     stored, straight = (matrix, True) if kind is aten.linear else weight(matrix)
     if kind is aten.addmm and (number(node, 3, "beta", 1.0) != 1.0 or number(node, 4, "alpha", 1.0) != 1.0):
         raise Unsupported("addmm with alpha or beta")

@@ -145,7 +145,8 @@ def _fuse_pixels(product: fx.Node, activation: fx.Node) -> None:
 
 
 def _fuse(product: fx.Node, activation: fx.Node) -> None:
-    bias, rows, weight = product.args
+    operands: Any = product.args
+    bias, rows, weight = operands
     missing = missing_columns(product)
     with product.graph.inserting_before(product):
         if missing:

@@ -24,18 +24,22 @@ def fold_batches(node: fx.Node, _: Settings) -> fx.Node | None:
     weight, x = _expanded(node.args[1]), _unexpanded(node.args[0])
     if weight is None or (rows := value(x)) is None:
         return None
+    batches, count = rows.shape[:2]
+    if not isinstance(count, int) and not isinstance(batches, int):
+        return None
     if not rows.is_contiguous():
         x = call(node, aten.clone.default, x, memory_format=torch.contiguous_format)
     depth, features = weight.meta["val"].shape
     made = call(node, aten.mm.default, call(node, aten.view.default, x, [-1, depth]), weight)
-    return call(node, aten.view.default, made, [rows.shape[0], -1, features])
+    return call(
+        node, aten.view.default, made, [-1, count, features] if isinstance(count, int) else [batches, -1, features]
+    )
 
 
 def _expanded(node: Any) -> fx.Node | None:
     """The matrix that a value of three dimensions repeats, if it is a view of one."""
     fake = value(node)
-    batches = 0 if fake is None or fake.dim() != 3 or fake.stride(0) else fake.shape[0]
-    if fake is None or not isinstance(batches, int) or batches < 2:
+    if fake is None or fake.dim() != 3 or fake.stride(0) != 0 or same_size(fake.shape[0], 1):
         return None
     while isinstance(node, fx.Node) and is_view(node):
         node = node.args[0]

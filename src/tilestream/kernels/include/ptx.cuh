@@ -355,10 +355,12 @@ TS_DEV void pin(Registers<float, K>& r) {
   for (int k = 0; k < K; ++k) asm volatile("" : "+f"(r.v[k])::"memory");
 }
 template <int K>
-TS_DEV void pin(Registers<u32, K>& r) {
+TS_DEV void pin(u32 (&v)[K]) {
 #pragma unroll
-  for (int k = 0; k < K; ++k) asm volatile("" : "+r"(r.v[k])::"memory");
+  for (int k = 0; k < K; ++k) asm volatile("" : "+r"(v[k])::"memory");
 }
+template <int K>
+TS_DEV void pin(Registers<u32, K>& r) { pin(r.v); }
 TS_DEV void mma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 TS_DEV void mma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int N>

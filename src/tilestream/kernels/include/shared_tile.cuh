@@ -254,16 +254,16 @@ TS_DEV void make_operand(const P& p, const Position& me, u32 smem, u32 t) {
   if constexpr (K::OWN_ROWS) {
 #pragma unroll 1
     for (int row = (int)(t >> 5); row < rows; row += THREADS / 32) {
-      const RowInPanels<K::DEPTH, K::ROWS> to = {smem + K::LEFT, row, me.group * K::GROUP_COLUMNS, K::GROUP_COLUMNS};
-      K::before(p, to, start + row, 0, t & 31);
+      const RowsInPanels<K::DEPTH, K::ROWS> to = {smem + K::LEFT, row, me.group * K::GROUP_COLUMNS, K::GROUP_COLUMNS};
+      K::template before<1>(p, to, start + row, 0, t & 31);
     }
     fence_async_shared();
     named_sync(BOTH_GROUPS, THREADS);
   } else {
 #pragma unroll 1
     for (int row = me.cta - me.row_tile * CTAS; row < rows; row += CTAS) {
-      const RowInMemory to = {(u16*)p.operand_data + (u64)(start + row) * K::INNER};
-      K::before(p, to, start + row, word_at<K>(smem, ROW_SCRATCH), t);
+      const RowsInMemory to = {(u16*)p.operand_data + (u64)(start + row) * K::INNER, K::INNER};
+      K::template before<1>(p, to, start + row, word_at<K>(smem, ROW_SCRATCH), t);
       named_sync(BOTH_GROUPS, THREADS);  // the scratch is read: the next row may write it
     }
     group_arrive(word_at<K>(smem, OPERAND_DONE));

@@ -20,6 +20,7 @@ constexpr u32 WEIGHT_PANEL = TILE_DEPTH * 128;  // of a weight that lies by colu
 constexpr int SLABS = 2;               // of 64 columns, on their way out, a warpgroup; as many more through a page of the ring
 constexpr int OPERAND_ROWS = 4;        // made by a warp before it says so
 constexpr int OPERAND_FLAGS = TILE_ROWS / OPERAND_ROWS;
+constexpr int MAKERS = 2 * 128 / WARP_MEMBERS;  // warps that multiply, and make rows before; on the host a group is one
 
 // Where the flags are: those of the operand by fours of rows, of the hidden layer and of its readers by tiles of 64 rows.
 struct Flags {
@@ -61,7 +62,7 @@ TS_DEV SlabRing late_slabs(u32 smem, int g, u32 page) {
 }
 template <class K>
 TS_DEV int slabs_of(const Unit& x) {  // of its columns
-  return TILE_COLUMNS / 64 / (x.second ? K::PRODUCTS : K::FIRSTS < 2 ? 1 : 2);
+  return x.second ? K::SECOND_COLUMNS / 64 / K::PRODUCTS : TILE_COLUMNS / 64 / (K::FIRSTS < 2 ? 1 : 2);
 }
 // Those that leave through shared memory.
 template <class K>
@@ -88,7 +89,8 @@ TS_DEV const TensorMap* left_of(const P& p, const Unit& x) {
 }
 template <class K, class P>
 TS_DEV const TensorMap* right_of(const P& p, const Unit& x, int half, int& row) {
-  row = x.block * TILE_COLUMNS + half * HALF_COLUMNS;
+  const int columns = x.second ? K::SECOND_COLUMNS : TILE_COLUMNS;
+  row = x.block * columns + half * (columns / 2);
   if constexpr (K::FIRSTS == 2)
     if (!x.second) row = K::offset(half) + x.column * HALF_COLUMNS;
   if constexpr (K::FIRSTS > 0)
@@ -130,12 +132,13 @@ TS_DEV void load_steps(const P& p, const Team& team, u64 epoch, u32 smem, int cl
     int row;
     const TensorMap* right = right_of<K>(p, x, h, row);
     const int steps = x.second ? K::SECOND_STEPS : K::FIRST_STEPS;
+    const u32 half_bytes = x.second ? K::SECOND_COLUMNS / 2 * 128 : HALF_BYTES;
 #pragma unroll 1
     for (int i = 0; i < steps; ++i, ring.advance()) {
       ring.wait_empty();
-      bar_expect(ring.full(), STEP_BYTES);
+      bar_expect(ring.full(), LEFT_BYTES + 2 * half_bytes);
       tma_load(ring.addr(), left, i * TILE_DEPTH, y, ring.full(), EVICT_NORMAL);
-      const u32 half = ring.addr() + LEFT_BYTES + h * HALF_BYTES;
+      const u32 half = ring.addr() + LEFT_BYTES + h * half_bytes;
       if constexpr (K::BY_COLUMNS) {
 #pragma unroll
         for (int q = 0; q < HALF_COLUMNS / 64; ++q) tma_multicast(half + q * WEIGHT_PANEL, right, row + 64 * q, i * TILE_DEPTH, ring.full(), 3, EVICT_LAST);
@@ -196,11 +199,16 @@ TS_DEV void store_slabs(const P& p, const Team& team, u64 epoch, u32 smem, int c
   if (lane_in_warp() == 0) store_wait<0>();
 }
 
-// Rows of the operand, a warp some rows at a time; a slot of the ring is free when the hidden layer of its last rows is made.
-template <class K, class P>
+// Rows of the operand, a warp N at a time; a slot of the ring is free when the hidden layer of its last rows is made.
+template <class K, int N, class P>
 TS_DEV void make_operand(const P& p, const Team& team, u64 epoch, int first, int end, int stride) {
   const Walk& w = p.walk;
   const Flags flags = flags_of<K>(p);
+#pragma unroll 1
+  for (int r = N; r < OPERAND_ROWS; ++r) {  // of the first time; its first N are loaded at once
+    const int row = first * OPERAND_ROWS + r;
+    if (first < end * OPERAND_FLAGS && row < p.rows) K::prefetch(p, row, lane_in_warp());
+  }
 #pragma unroll 1
   for (int job = first; job < end * OPERAND_FLAGS; job += stride) {
     const int tile = job / OPERAND_FLAGS, slot = tile % w.slots, part = job % OPERAND_FLAGS;
@@ -212,10 +220,11 @@ TS_DEV void make_operand(const P& p, const Team& team, u64 epoch, int first, int
       if (row < p.rows) K::prefetch(p, row, lane_in_warp());
     }
 #pragma unroll 1
-    for (int r = 0; r < OPERAND_ROWS; ++r) {
+    for (int r = 0; r < OPERAND_ROWS; r += N) {
       const int row = tile * TILE_ROWS + part * OPERAND_ROWS + r;
-      const RowInMemory to = {(u16*)p.operand_data + (u64)(slot * TILE_ROWS + part * OPERAND_ROWS + r) * K::INNER};
-      if (row < p.rows) K::before(p, to, row, 0, lane_in_warp());
+      const u64 at = slot * TILE_ROWS + part * OPERAND_ROWS + r;
+      const RowsInMemory to = {(u16*)p.operand_data + at * K::INNER, K::INNER};
+      if (row < p.rows) K::template before<N>(p, to, row, 0, lane_in_warp());
     }
     sync_warp();
     if (lane_in_warp() == 0) {
@@ -255,7 +264,7 @@ TS_DEV void load_columns(const P& p, ColumnWords<K>& columns, const Unit& x) {
 template <class K>
 constexpr int HIDDEN_SLABS = TILE_BLOCKS / 8 / K::FIRSTS;
 template <class K>
-constexpr int RESULT_SLABS = TILE_BLOCKS / 8 / K::PRODUCTS;
+constexpr int RESULT_SLABS = K::SECOND_COLUMNS / 64 / K::PRODUCTS;
 
 // Where a warpgroup leaves its tiles, slab by slab.
 template <class K>
@@ -311,8 +320,8 @@ TS_DEV void store_pair(const P& p, const Unit& x, int row, int column, const flo
       store_global((u64*)(p.results[x.last] + (u64)row * p.result_strides[x.last] + column), (u64)bits_of(v[1]) << 32 | bits_of(v[0]));
 }
 // Slab s of a tile, 64 columns, rounded: of the result, or of the hidden layer.
-template <class K, bool SECOND, class P>
-TS_DEV void leave_slab(const P& p, const Fragment<TILE_BLOCKS>& acc, Slabs<K>& slabs, const ColumnWords<K>& columns, Beside<K>& beside,
+template <class K, bool SECOND, class P, int BLOCKS>
+TS_DEV void leave_slab(const P& p, const Fragment<BLOCKS>& acc, Slabs<K>& slabs, const ColumnWords<K>& columns, Beside<K>& beside,
                        const Unit& x, int g, int s) {
   constexpr bool STAGED = !(SECOND && K::DIRECT);
   u32 slab = 0;
@@ -362,8 +371,8 @@ TS_DEV void leave_slab(const P& p, const Fragment<TILE_BLOCKS>& acc, Slabs<K>& s
 }
 
 // A tile's sums; its first page begins them.
-template <class K>
-TS_DEV void sum_tile(Fragment<TILE_BLOCKS>& acc, StepRing<K>& ring, u32 mine, int steps) {
+template <class K, int BLOCKS>
+TS_DEV void sum_tile(Fragment<BLOCKS>& acc, StepRing<K>& ring, u32 mine, int steps) {
   const auto left = [&] { return (ring.addr() + mine) >> 4; };
   const auto right = [&] { return (ring.addr() + LEFT_BYTES) >> 4; };
   ring.wait_full();
@@ -377,36 +386,51 @@ TS_DEV void sum_tile(Fragment<TILE_BLOCKS>& acc, StepRing<K>& ring, u32 mine, in
   });
 }
 
-template <class K, class P>
-TS_DEV void consume_tiles(const P& p, u64 epoch, u32 smem, int cluster, int rank, int g) {
-  const Walk& w = p.walk;
-  auto ring = step_ring<K>(smem);
-  Slabs<K> slabs(ring, smem, g);
-  const u32 mine = (u32)g * CHUNK_BYTES;
-#pragma unroll 1
-  for (Deal<K> deal(w, cluster, p.ctas / PAIR, rank); deal.more();) {
-    const Unit x = deal.take();
-    Fragment<TILE_BLOCKS> acc;
-    ColumnWords<K> columns;
-    Beside<K> beside;
-    load_columns<K>(p, columns, x);
-    const int steps = x.second ? K::SECOND_STEPS : K::FIRST_STEPS;
-    sum_tile<K>(acc, ring, mine, steps);
-    if (K::LOADS > 0 && x.second) first_beside<K>(p, beside, x, g);
-    mma_wait<0>();
-    pin(acc);  // or what reads them moves in front of the wait (C7514)
-    ring.release();
-    if (x.second) {
-      // Its bulk loads have completed (mbarriers said so): a relaxed store cannot overtake those waits.
-      if (K::FIRSTS > 0 && group_leader()) flag_relaxed(flags_of<K>(p).read + (x.rows % w.slots * 2 + g) * K::OUT_BLOCKS + x.column, ticket_of(w, epoch, x.rows));
+// One unit, of BLOCKS times eight columns: of the FIRST product, of the SECOND, or of either, as it says itself.
+template <class K, int BLOCKS, bool FIRST, bool SECOND, class P>
+TS_DEV void make_unit(const P& p, StepRing<K>& ring, Slabs<K>& slabs, u64 epoch, const Unit& x, int g) {
+  Fragment<BLOCKS> acc;
+  ColumnWords<K> columns;
+  Beside<K> beside;
+  load_columns<K>(p, columns, x);
+  const bool second = SECOND && (!FIRST || x.second);
+  const int steps = second ? K::SECOND_STEPS : K::FIRST_STEPS;
+  sum_tile<K>(acc, ring, (u32)g * CHUNK_BYTES, steps);
+  if (K::LOADS > 0 && second) first_beside<K>(p, beside, x, g);
+  mma_wait<0>();
+  pin(acc);  // or what reads them moves in front of the wait (C7514)
+  ring.release();
+  if (second) {
+    // Its bulk loads have completed (mbarriers said so): a relaxed store cannot overtake those waits.
+    u64* const read = flags_of<K>(p).read + (x.rows % p.walk.slots * 2 + g) * K::OUT_BLOCKS + x.column;
+    if (K::FIRSTS > 0 && group_leader()) flag_relaxed(read, ticket_of(p.walk, epoch, x.rows));
+    if constexpr (SECOND) {
 #pragma unroll
       for (int s = 0; s < RESULT_SLABS<K>; ++s) {
         if (K::DIRECT && 64 * (x.block * RESULT_SLABS<K> + s) >= K::columns_of(x.last)) break;
         leave_slab<K, true>(p, acc, slabs, columns, beside, x, g, s);
       }
-    } else if constexpr (K::FIRSTS > 0) {
+    }
+  } else if constexpr (K::FIRSTS > 0 && FIRST) {
 #pragma unroll
-      for (int s = 0; s < HIDDEN_SLABS<K>; ++s) leave_slab<K, false>(p, acc, slabs, columns, beside, x, g, s);
+    for (int s = 0; s < HIDDEN_SLABS<K>; ++s) leave_slab<K, false>(p, acc, slabs, columns, beside, x, g, s);
+  }
+}
+
+template <class K, class P>
+TS_DEV void consume_tiles(const P& p, u64 epoch, u32 smem, int cluster, int rank, int g) {
+  constexpr int SECOND_BLOCKS = K::SECOND_COLUMNS / 8;
+  auto ring = step_ring<K>(smem);
+  Slabs<K> slabs(ring, smem, g);
+#pragma unroll 1
+  for (Deal<K> deal(p.walk, cluster, p.ctas / PAIR, rank); deal.more();) {
+    const Unit x = deal.take();
+    if constexpr (SECOND_BLOCKS == TILE_BLOCKS) {
+      make_unit<K, TILE_BLOCKS, true, true>(p, ring, slabs, epoch, x, g);
+    } else if (x.second) {
+      make_unit<K, SECOND_BLOCKS, false, true>(p, ring, slabs, epoch, x, g);
+    } else {
+      make_unit<K, TILE_BLOCKS, true, false>(p, ring, slabs, epoch, x, g);
     }
   }
 }
@@ -427,10 +451,11 @@ TS_DEV void run_tiled_block(const P& p, u32 smem) {
     else if (role < 3)
       store_slabs<K>(p, team, epoch, smem, cluster, rank, role - 1);
     else if constexpr (K::BEFORE)
-      make_operand<K>(p, team, epoch, p.walk.early * OPERAND_FLAGS + cta, tiles_of<K>(p.walk), p.ctas);
+      make_operand<K, K::ROWS_BESIDE>(p, team, epoch, p.walk.early * OPERAND_FLAGS + cta, tiles_of<K>(p.walk), p.ctas);
   } else {
     registers_inc<CONSUMER_REGISTERS>();
-    if constexpr (K::BEFORE) make_operand<K>(p, team, epoch, cta * 8 + warp, p.walk.early, p.ctas * 8);
+    const int maker = cta * MAKERS + warp * 32 / WARP_MEMBERS;
+    if constexpr (K::BEFORE) make_operand<K, K::ROWS_EARLY>(p, team, epoch, maker, p.walk.early, p.ctas * MAKERS);
     consume_tiles<K>(p, epoch, smem, cluster, rank, group);
   }
   sync_warp();

@@ -20,12 +20,15 @@ struct Unit {
   int last, block;   // which result that is of, and its place among that one's blocks
 };
 
-// The units of one cluster in that order. Of either product it has every `clusters`-th.
+// The units of one cluster in that order. Of either product it has every `clusters`-th; the second's are dealt on from
+// where the first's ended: who has one more of those is the last to get one of these.
 template <class K>
 struct Deal {
   const Walk& w;
   int clusters, rank, first, second;
-  TS_DEV Deal(const Walk& w, int cluster, int clusters, int rank) : w(w), clusters(clusters), rank(rank), first(cluster), second(cluster) {}
+  TS_DEV Deal(const Walk& w, int cluster, int clusters, int rank)
+      : w(w), clusters(clusters), rank(rank), first(cluster),
+        second((cluster + clusters - w.all_firsts % clusters) % clusters) {}
   TS_DEV bool more() const { return first < w.all_firsts || second < w.all_seconds; }
   // Units of the first product in front of the next one of the second; those that it is made from end a `head` before.
   TS_DEV int in_front() const { return w.head + second / w.seconds * w.firsts; }

@@ -60,6 +60,9 @@ class SharedTileKernel(ProductKernel[SharedTile]):
         )
 
     def hosted(self, rows: int, sanitize: bool) -> str:
+        """A row in front of a layer is made by many warps there, which are no threads on the host."""
+        if self.schedule.block.before:
+            return "the host build runs a shared tile with nothing in front of its first layer"
         if sanitize and self.schedule.tile_rows < PANEL:
             rows_of = self.schedule.tile_rows
             return f"products of {PANEL} rows read behind a tile of {rows_of}, in rows that nobody stores"

@@ -22,8 +22,13 @@ ISSUE = 1.4
 SECTOR = 32
 """Bytes a cycle that an SM stores of results that leave from registers, eight rows an instruction. Assumed."""
 ROW_S = 1.4e-6
-"""A row that one warp makes in front of the first product, one behind the other: what bound LayerNorm, 768-2304 as one
-launch on an H200, 176 us for 16,384 rows (docs/wide-layers.md). Six blocks that were fitted have longer products."""
+"""A row that one warp makes beside products: what bound LayerNorm, 768-2304 as one launch on an H200, 176 us for 16,384
+rows made one by one (docs/wide-layers.md); two at once are assumed to take as long each. Six blocks that were fitted
+have longer products."""
+LEFT_COLUMNS = 64
+"""A product takes the time of its columns and of so many more, for the rows of its left operand: with 192, 0.8 of that
+with 256. Assumed. On an H200 blocks with such tiles took 7 to 15 % longer than predicted: 156.7 us for 139.3 (24,579
+rows of 320-864-320), 93.0 for 81.2 (12,608 of 384-1536-384), 87.4 for 81.9 (12,544 of a ResMLP's)."""
 START_S = 6.0e-6
 """Launch, barriers and the first pages; rows that are made in front of the first product. Of it ``launch_s`` is the
 device's, and the rest are cycles."""
@@ -50,8 +55,10 @@ def tiled_block_cost(s: TiledBlock, rows: int, device: Device) -> Counts:
     if s.direct:
         result_s += ROWS * s.result_columns * 4 / SECTOR / device.clock_hz
 
+    share = (s.second_columns + LEFT_COLUMNS) / (COLUMNS + LEFT_COLUMNS)
+
     def units(name: str, firsts: int, seconds: int) -> Counts:
-        products = Counts("products", page, max, firsts * s.first_steps + seconds * s.second_steps)
+        products = Counts("products", page, max, firsts * s.first_steps + share * seconds * s.second_steps)
         return Counts(name, (products, Amount("epilogue", firsts * hidden_s + seconds * result_s)))
 
     b, work = s.block, units("work", firsts, seconds)

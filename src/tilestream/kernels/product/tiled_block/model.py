@@ -22,6 +22,8 @@ from tilestream.kernels.product.written import written_out
 from tilestream.kernels.stream.layout import SHARED_LIMIT
 
 ROWS, COLUMNS, DEPTH = 128, 256, 64
+NARROW = 192
+"""Columns of a narrower tile of the second product."""
 STEP_BYTES = (ROWS + COLUMNS) * DEPTH * 2
 """One page of both operands."""
 STEPS = 4
@@ -87,9 +89,18 @@ class TiledBlock:
         return 0 if self.block.one_layer else ceil(self.block.sizes[1] / self.hidden_columns)
 
     @property
+    def second_columns(self) -> int:
+        """Of a unit of the second product: 256, or 192 where no more units are needed for all columns."""
+        b = self.block
+        if b.one_layer or b.products > 1 or b.by_columns:
+            return COLUMNS
+        blocks = ceil(b.sizes[2] / COLUMNS)
+        return NARROW if b.sizes[2] <= NARROW * blocks else COLUMNS
+
+    @property
     def result_columns(self) -> int:
         """Of a result, a unit, likewise."""
-        return COLUMNS // self.block.products
+        return self.second_columns // self.block.products
 
     @property
     def result_blocks(self) -> tuple[int, ...]:
@@ -155,9 +166,11 @@ class TiledBlock:
         """The order of units for ``rows`` rows."""
         pairs = ceil(rows / (ROWS * CLUSTER))
         firsts, seconds = self.turn * self.hid_blocks, self.turn * self.out_blocks
-        # A unit more for each: nobody waits for what was just made.
+        # A unit more for each: nobody waits for what was just made. All of the first, where the ring holds all rows.
         head = 0 if self.block.one_layer else firsts + self.clusters
-        early = CLUSTER * min(pairs, self.ahead) if self.block.before else 0
+        if CLUSTER * pairs <= self.slots:
+            head = max(head, pairs * self.hid_blocks)
+        early = min(CLUSTER * pairs, self.slots) if self.block.before else 0
         units = pairs * self.hid_blocks, pairs * self.out_blocks
         return Walk(*units, head, firsts, seconds, self.slots, early)
 
