@@ -164,6 +164,6 @@ def test_a_training_step_of_129_regions_is_short(tmp_path: Path) -> None:
 
 def test_a_region_that_is_the_whole_model_has_inductors_time_once() -> None:
     """It is held against Inductor's own graph, in the chart and among the candidates alike; one of several regions
-    against Inductor with each ReLU inside of the product in front of it."""
-    assert "each ReLU inside of the product" not in page("nerf")
-    assert "each ReLU inside of the product" in page("deep")
+    against Inductor with each activation inside of the product in front of it."""
+    assert "each activation that a library's product takes in" not in page("nerf")
+    assert "each activation that a library's product takes in" in page("deep")

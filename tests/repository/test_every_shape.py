@@ -12,8 +12,10 @@ from tilestream import cuda
 from tilestream.kernels.parts.headers import headers
 
 LAUNCHED = {
+    "channels.cuh",
     "depthwise.cuh",
     "few_queries.cuh",
+    "grouped.cuh",
     "interaction.cuh",
     "pack.cuh",
     "pad.cuh",
