@@ -31,15 +31,8 @@ FUNCTIONS: set[Any] = {
     *(operator.ge, operator.gt, operator.le, operator.lt, operator.eq, operator.ne),
     *(operator.and_, operator.or_, operator.xor, operator.invert),
     *(torch.arange, torch.ones, torch.zeros, torch.full, torch.tril, torch.triu, torch.where),
-    *(
-        torch.logical_and,
-        torch.logical_or,
-        torch.logical_not,
-        torch.ones_like,
-        torch.zeros_like,
-        torch.diff,
-        torch.cumsum,
-    ),
+    *(torch.logical_and, torch.logical_or, torch.logical_not, torch.ones_like, torch.zeros_like),
+    *(torch.diff, torch.cumsum),
 }
 METHODS = {
     *("expand", "view", "reshape", "unsqueeze", "squeeze", "transpose", "permute", "contiguous", "expand_as", "repeat"),
@@ -69,27 +62,27 @@ def settle_masks(gm: fx.GraphModule) -> int:
     known: dict[fx.Node, str] = {}
     for node in list(graph.nodes):
         if _writes(node):  # perhaps into what a copy was made of, of that dtype
-            into = _fake(node.args[0] if node.args else None)
-            copies = {k: v for k, v in copies.items() if into is not None and _fake(k[0]).dtype != into.dtype}  # pyright: ignore
+            into = example_of(node.args[0] if node.args else None)
+            copies = {k: v for k, v in copies.items() if into is not None and example_of(k[0]).dtype != into.dtype}  # pyright: ignore
         if node.op != "call_function" or node.target is not SDPA:
             continue
         mask: Any = argument(node, 3, "attn_mask")
-        query = _fake(argument(node, 0, "query"))
-        fake = _fake(mask)
+        query = example_of(argument(node, 0, "query"))
+        fake = example_of(mask)
         if fake is None or query is None or query.device.type != "cuda":
             continue
         if mask not in known:
             known[mask] = _kind(mask, fake)
         if known[mask] == "all" or (known[mask] == "causal" and not argument(node, 5, "is_causal")):
-            _give(node, None, is_causal=known[mask] == "causal" or bool(argument(node, 5, "is_causal")))
+            give(node, None, is_causal=known[mask] == "causal" or bool(argument(node, 5, "is_causal")))
         elif fake.stride(-1) == 1 or fake.shape[-1] == 1:
             continue
         else:
             kind = (mask, query.dtype)
             if kind not in copies:
                 copies[kind] = _copied(node, mask, fake, query.dtype)
-            _give(node, copies[kind])
-            if any((x := _fake(n)) is not None and x.requires_grad for n in node.all_input_nodes):
+            give(node, copies[kind])
+            if any((x := example_of(n)) is not None and x.requires_grad for n in node.all_input_nodes):
                 _clear_empty_rows(node, fake.dtype, query.dtype)
         made += 1
     if made:
@@ -103,12 +96,12 @@ def _is_impure(node: fx.Node) -> bool:
     return not _is_plain(node)
 
 
-def _fake(node: Any) -> Tensor | None:
+def example_of(node: Any) -> Tensor | None:
     found = node.meta.get("example_value") if isinstance(node, fx.Node) else None
     return found if isinstance(found, Tensor) else None
 
 
-def _give(node: fx.Node, mask: fx.Node | None, **changes: Any) -> None:
+def give(node: fx.Node, mask: fx.Node | None, **changes: Any) -> None:
     names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
     given = {**dict(zip(names, node.args, strict=False)), **node.kwargs, "attn_mask": mask, **changes}
     node.args = tuple(given.pop(name) for name in names[:3])
@@ -165,7 +158,7 @@ def _clear_empty_rows(attention: fx.Node, mask: torch.dtype, dtype: torch.dtype)
         finite = graph.call_function(torch.clamp, (added,), {"min": _farthest(dtype)})
     with graph.inserting_after(attention):
         cleared = graph.call_function(torch.where, (some, attention, 0.0))
-    _give(attention, finite)
+    give(attention, finite)
     cleared.meta = dict(attention.meta)
     attention.replace_all_uses_with(cleared, delete_user_cb=lambda user: user is not cleared)
 
@@ -227,7 +220,7 @@ def _is_written(node: fx.Node) -> bool:
 
 
 def _is_integer(node: fx.Node) -> bool:
-    made = _fake(node)
+    made = example_of(node)
     return made is not None and not made.is_floating_point()
 
 

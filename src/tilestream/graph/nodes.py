@@ -25,6 +25,9 @@ VIEWS = {
 """Operators that only look at their operand in another way: free outside a region."""
 
 
+RESHAPES = (aten.view, aten._unsafe_view, aten.reshape)
+"""Those that leave elements in their order."""
+
 GATHERS = {aten.index, aten.index_select, aten.embedding}
 """Operators that take rows through an index."""
 

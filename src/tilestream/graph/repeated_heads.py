@@ -10,10 +10,9 @@ from __future__ import annotations
 import operator
 from typing import Any
 
-import torch
-from torch import Tensor, fx
+from torch import fx
 
-from tilestream.graph.attention_masks import SDPA
+from tilestream.graph.attention_masks import SDPA, example_of, give
 from tilestream.graph.nodes import argument
 
 WHOLE = slice(None)
@@ -35,18 +34,16 @@ def share_heads(gm: fx.GraphModule) -> int:
 
 def _share(node: fx.Node) -> bool:
     query, key, values = (argument(node, at, name) for at, name in enumerate(("query", "key", "value")))
-    fakes = [_fake(x) for x in (query, key, values)]
+    fakes = [example_of(x) for x in (query, key, values)]
     if any(f is None or f.device.type != "cuda" or f.dim() != 4 or f.requires_grad for f in fakes):
         return False
     if argument(node, 3, "attn_mask") is not None or argument(node, 4, "dropout_p", 0.0) or fakes[0].itemsize != 2:  # pyright: ignore
         return False
     shared = [_unrepeated(x) for x in (key, values)]
-    heads = {f.shape[1] for x in shared if (f := _fake(x)) is not None}
+    heads = {f.shape[1] for x in shared if (f := example_of(x)) is not None}
     if None in shared or len(heads) != 1 or argument(node, 7, "enable_gqa", False):
         return False
-    given = dict(zip(("query", "key", "value", "attn_mask", "dropout_p", "is_causal"), node.args, strict=False))
-    given = {**given, **node.kwargs, "key": shared[0], "value": shared[1], "enable_gqa": True}
-    node.args, node.kwargs = (given.pop("query"), given.pop("key"), given.pop("value")), given
+    give(node, None, key=shared[0], value=shared[1], enable_gqa=True)
     return True
 
 
@@ -57,7 +54,7 @@ def _unrepeated(node: Any) -> fx.Node | None:
     if not isinstance(column, fx.Node) or column.target is not operator.getitem:
         return None
     x, index = column.args
-    whole, wide, one = _fake(x), _fake(expanded), _fake(node)
+    whole, wide, one = example_of(x), example_of(expanded), example_of(node)
     if index != (WHOLE, WHOLE, None, WHOLE, WHOLE) or whole is None or wide is None or one is None or whole.dim() != 4:
         return None
     (batch, heads, tokens, features), times = whole.shape, wide.shape[2]
@@ -67,8 +64,3 @@ def _unrepeated(node: Any) -> fx.Node | None:
 
 def _calls(node: Any, *methods: str) -> bool:
     return isinstance(node, fx.Node) and node.op == "call_method" and node.target in methods
-
-
-def _fake(node: Any) -> Tensor | None:
-    found = node.meta.get("example_value") if isinstance(node, fx.Node) else None
-    return found if isinstance(found, torch.Tensor) else None

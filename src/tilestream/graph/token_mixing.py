@@ -16,7 +16,17 @@ from torch import Tensor, fx
 from torch.nn import functional
 
 from tilestream.graph.lying import elsewhere
-from tilestream.graph.nodes import argument, aten, first_alone, is_view, keeps_features, packet, permutation, value
+from tilestream.graph.nodes import (
+    RESHAPES,
+    argument,
+    aten,
+    first_alone,
+    is_view,
+    keeps_features,
+    packet,
+    permutation,
+    value,
+)
 from tilestream.graph.own import operator
 from tilestream.graph.rewrites.insert import call
 from tilestream.graph.settled import settle
@@ -25,7 +35,6 @@ from tilestream.ir.dtypes import DTYPES
 from tilestream.kernels.operators.token_mixing import ACTIVATIONS, Mixing
 
 TURNED = [0, 2, 1]
-RESHAPES = (aten.view, aten._unsafe_view, aten.reshape)
 
 
 def token_mixing(

@@ -6,12 +6,10 @@ from typing import Any
 
 from torch import fx
 
-from tilestream.graph.nodes import aten, keeps_features, packet, value
+from tilestream.graph.nodes import RESHAPES, aten, keeps_features, packet, value
 from tilestream.graph.rewrites.each import each
 from tilestream.graph.rewrites.insert import call
 from tilestream.graph.rewrites.settings import Settings
-
-SHAPES = (aten.view, aten._unsafe_view, aten.reshape)
 
 
 @each(aten.add)
@@ -22,7 +20,7 @@ def join_biases(node: fx.Node, _: Settings) -> fx.Node | None:
         return None
     views: list[fx.Node] = []
     product: Any = node.args[0]
-    while isinstance(product, fx.Node) and packet(product) in SHAPES and len(product.users) == 1:
+    while isinstance(product, fx.Node) and packet(product) in RESHAPES and len(product.users) == 1:
         if not keeps_features(product):
             return None
         views.append(product)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from tilestream.graph.nodes import aten, is_view, packet, value
+from tilestream.graph.nodes import RESHAPES, aten, is_view, packet, value
 from tilestream.graph.rewrites.each import each
 from tilestream.graph.rewrites.insert import call
 from tilestream.graph.rewrites.settings import Settings
@@ -52,7 +52,7 @@ def _expanded(node: Any) -> fx.Node | None:
 
 def _unexpanded(node: Any) -> Any:
     """What a view of the same shape shows."""
-    while isinstance(node, fx.Node) and packet(node) in (aten.expand, aten.view, aten._unsafe_view, aten.reshape):
+    while isinstance(node, fx.Node) and packet(node) in (aten.expand, *RESHAPES):
         before, after = value(node.args[0]), value(node)
         if before is None or after is None or before.shape != after.shape:
             break

@@ -12,13 +12,12 @@ from torch import fx
 from tilestream.graph.live import storage
 from tilestream.graph.lying import elsewhere
 from tilestream.graph.nodes import MATMULS, aten, is_view, packet, value
+from tilestream.graph.rewrites.aligned_rows import missing
 from tilestream.graph.rewrites.each import each
 from tilestream.graph.rewrites.insert import call
 from tilestream.graph.rewrites.settings import Settings
 from tilestream.graph.sizes import hint
 
-PER_16_BYTES = 8
-"""Elements of 16 bits."""
 LEAST_ROWS, LEAST_FEATURES = 4096, 32
 """Fewer take as long as the launch that pads the weight, 2 us; a matrix of few features is read as fast as it lies."""
 
@@ -31,7 +30,7 @@ def pad_products(node: fx.Node, settings: Settings) -> fx.Node | None:
         return None
     *bias, rows, weight = node.args
     depth, features = weight.meta["val"].shape  # pyright: ignore
-    deeper, wider = -depth % PER_16_BYTES, -features % PER_16_BYTES
+    deeper, wider = missing(depth), missing(features)
     made = node.meta["val"]
     changed = elsewhere(node.graph, node, made.new_empty_strided(made.shape, (features + wider, 1)))
     if changed is None:
@@ -42,8 +41,8 @@ def pad_products(node: fx.Node, settings: Settings) -> fx.Node | None:
         rows = call(node, aten.constant_pad_nd.default, rows, [0, deeper])
     lying = weight.args[0] if weight.target is aten.t.default else weight  # pyright: ignore
     turned = lying is not weight
-    missing = [0, deeper, 0, wider] if turned else [0, wider, 0, deeper]
-    weight = call(node, aten.constant_pad_nd.default, lying, missing)
+    behind = [0, deeper, 0, wider] if turned else [0, wider, 0, deeper]
+    weight = call(node, aten.constant_pad_nd.default, lying, behind)
     if turned:
         weight = call(node, aten.t.default, weight)
     if bias and wider:
@@ -62,10 +61,10 @@ def pads(node: fx.Node) -> bool:
         return False
     depth, features = right.shape
     known = isinstance(depth, int) and isinstance(features, int) and hint(left.shape[0]) >= LEAST_ROWS
-    if not known or min(depth, features) < LEAST_FEATURES or not (depth % PER_16_BYTES or features % PER_16_BYTES):
+    if not known or min(depth, features) < LEAST_FEATURES or not (missing(depth) or missing(features)):
         return False
     vector = value(bias[0]) if bias else None
-    return (not bias or (vector is not None and vector.dim() == 1)) and (not depth % PER_16_BYTES or _is_written(rows))
+    return (not bias or (vector is not None and vector.dim() == 1)) and (not missing(depth) or _is_written(rows))
 
 
 def _is_written(node: object) -> bool:
