@@ -218,6 +218,7 @@ class GraphModel:
         nodes, edges: of a full size.
         fresh: nothing was tuned on it.
         plain: its edges make PyG synchronise, so that no CUDA graph can hold it.
+        whole: Dynamo is told to keep what makes PyG synchronise in one graph.
         csr: PyG takes a sparse CSR tensor in the place of its edges.
     """
 
@@ -230,6 +231,7 @@ class GraphModel:
     edges: int = EDGES
     fresh: bool = False
     plain: bool = False
+    whole: bool = False
     csr: bool = False
 
     def problem(self, kind: str, device: str = "cuda", tiny: bool = False) -> tuple[nn.Module, Inputs]:
@@ -301,12 +303,14 @@ def _unimp() -> nn.Module:
 
 
 _MOLECULAR: Any = {"dtype": torch.float32, "kinds": ("molecules",), "nodes": MOLECULES, "edges": MOLECULES}
+_GCN = _stack(lambda p, i, o: p.GCNConv(i, o), *[128] * 4)
 MODELS = {
     m.name: m
     for m in (
         GraphModel("gin", _stack(lambda p, i, o: p.GINConv(_mlp(i, o, o)), *[64] * 6), _features(64), csr=True),
         GraphModel("sage", _stack(lambda p, i, o: p.SAGEConv(i, o), *[128] * 4), _features(128), csr=True),
-        GraphModel("gcn", _stack(lambda p, i, o: p.GCNConv(i, o), *[128] * 4), _features(128), plain=True, csr=True),
+        GraphModel("gcn", _GCN, _features(128), plain=True, csr=True),
+        GraphModel("gcn_whole", _GCN, _features(128), plain=True, whole=True),
         GraphModel(
             "gat",
             _stack(lambda p, i, o: p.GATConv(i, o // 4, heads=4, add_self_loops=False), *[256] * 4),

@@ -298,6 +298,8 @@ def worker(group: str, given: argparse.Namespace, made_of: Callable[[str, bool],
         made_of: as ``cases``.
     """
     torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = 256
+    if group in gnn_models.MODELS and gnn_models.MODELS[group].whole:
+        torch._dynamo.config.capture_dynamic_output_shape_ops = True
     until = float(given.until)
     alone_when_timed()
     made: dict[str, Made] = {}

@@ -27,6 +27,7 @@ WHAT = {
     "gin": "GIN, 5 layers of 64",
     "sage": "GraphSAGE, 3 of 128",
     "gcn": "GCN, 3 of 128 (plain loop)",
+    "gcn_whole": "GCN, 3 of 128, in one graph (plain loop)",
     "gat": "GAT, 3 layers, 4 heads of 64",
     "edge_conv": "EdgeConv (DGCNN) 16-64-64-128",
     "pna": "PNA, ZINC's molecules, batch 128",

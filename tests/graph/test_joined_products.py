@@ -1,4 +1,4 @@
-"""Products that a graph has in parts, or of odd widths, said otherwise: with the same values."""
+"""Products that a graph has in parts, of odd widths, or by a sum, said otherwise: with the same values."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from eager_regions import trace
 from torch import Tensor, fx
 
 from tilestream.graph.rewrites.biases import join_biases
+from tilestream.graph.rewrites.factors import open_factors
 from tilestream.graph.rewrites.folded_batches import fold_batches
 from tilestream.graph.rewrites.gelus import join_gelus
 from tilestream.graph.rewrites.padded_products import LEAST_ROWS, pad_products, pads
@@ -64,6 +65,32 @@ APART = {
 def test_what_is_no_bias_stays(name: str) -> None:
     _, made = rewritten(APART[name], join_biases, normal(5, 4), normal(6, 4), normal(6))
     assert made == 0
+
+
+# ---- factors
+
+
+@pytest.mark.parametrize("scaled", [lambda x, eps: (1 + eps) * x, lambda x, eps: x * (eps + 1)])
+@pytest.mark.parametrize("shape", [(1,), ()])
+def test_a_number_and_one_is_no_operator_by_itself(scaled: Make, shape: tuple[int, ...]) -> None:
+    graph, made = rewritten(scaled, open_factors, normal(5, 4), normal(1).view(shape))
+    (total,) = graph.graph.find_nodes(op="call_function", target=aten.add.Tensor)
+    assert made == 1 and total.meta["val"].shape == (5, 4)
+
+
+FACTORS: dict[str, Make] = {
+    "a vector": lambda x, eps: (1 + eps.expand(4)) * x,
+    "another number": lambda x, eps: (2 + eps) * x,
+    "twice one": lambda x, eps: torch.add(eps, 1, alpha=2) * x,
+    "read by others": lambda x, eps: (one := 1 + eps) * x + one,
+    "of another dtype": lambda x, eps: (1 + eps.float()) * x,
+    "the rows are wider behind it": lambda x, eps: (1 + eps) * x[:1, :1].view(()),
+}
+
+
+@pytest.mark.parametrize("name", FACTORS)
+def test_other_factors_stay(name: str) -> None:
+    assert rewritten(FACTORS[name], open_factors, normal(5, 4), normal(1))[1] == 0
 
 
 # ---- products of batches

@@ -52,8 +52,8 @@ def test_the_order_of_each_place() -> None:
         ],
         When.BACKWARD: ["narrow_products", "copy_sums_operands"],
         When.NORMAL_FORM: [
-            *("remove_dead", "unlift_constants", "fold_batches", "join_biases", "join_gelus", "split_to_slices"),
-            *("split_maxima", "squeeze_out_of_place", "copy_views"),
+            *("remove_dead", "unlift_constants", "fold_batches", "join_biases", "join_gelus", "open_factors"),
+            *("split_to_slices", "split_maxima", "squeeze_out_of_place", "copy_views"),
         ],
         When.CONVOLUTIONS: ["to_pixels"],
         When.ROWS: ["align_rows"],

@@ -38,7 +38,8 @@ CASES = [r for r in fit_scatter_cost.cases("scatter_costs") if r["features"] >= 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda r: f"{r['edges']}x{r['features']}-{r['dtype'][6:]}")
 def test_times_are_near_the_measured_ones(case: dict[str, Any]) -> None:
-    """torch's ``index_add`` within 30 %, what Inductor adds within half: it is slow where the L2 does not hold it."""
+    """torch's ``index_add`` within 30 %, what Inductor adds within half: it is slow where the L2 does not hold it. It
+    adds those of float32 itself."""
 
     def index_add(zeros: Tensor, index: Tensor, rows: Tensor) -> Tensor:
         return zeros.index_add(0, index, rows)
@@ -51,7 +52,10 @@ def test_times_are_near_the_measured_ones(case: dict[str, Any]) -> None:
         zeros, rows = (torch.zeros(case[n], case["features"], dtype=dtype) for n in ("nodes", "edges"))
         graphs = [trace(f, (zeros, torch.zeros(case["edges"]).long(), rows)) for f in (index_add, scatter_add)]
     (one,), (other,) = (sums(graph.graph) for graph in graphs)
-    assert 0.7 < messages.atomics_us(one) / case["us"]["index_add"] < 1.3
+    if dtype is torch.bfloat16:
+        assert 0.7 < messages.atomics_us(one) / case["us"]["index_add"] < 1.3
+    else:
+        assert messages.atomics_us(one) == messages.atomics_us(other)
     if "inductor" in case["us"]:
         assert 0.5 < messages.atomics_us(other) / case["us"]["inductor"] < 1.5
     assert 0.7 < messages.sum_us([one]) / case["us"]["sorted"] < 1.6

@@ -86,5 +86,5 @@ def _not_taken(stepped: Analysis) -> str:
 
 def training_cut(options: Options, device: Device, sums: bool = True) -> Cutter:
     """What cuts joint graphs, as a compilation does."""
-    settings = Settings(least_rows(options), sums=messages.sorted_sums if sums else None)
+    settings = Settings(least_rows(options), sums=messages.sums_of_training if sums else None)
     return Cutter(settings, lambda joint: JOINT_INTERACTIONS.place_expected(joint, options, device))

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from tilestream.graph.nodes import aten
+from tilestream.graph.nodes import aten, packet
 from tilestream.graph.nodes import name as target_name
 from tilestream.graph.provenance import source
 from tilestream.graph.rewrites.operators import SEGMENT_REDUCE, SEGMENTS, SORTED_INDEX
@@ -18,6 +18,8 @@ from tilestream.graph.rewrites.settings import SortedSums
 from tilestream.graph.sizes import expression, hint
 from tilestream.graph.sums import Part, Sum, constant, first_alike, sums
 from tilestream.kernels.coefficients import sums_by_index
+from tilestream.plan import margins
+from tilestream.plan.indexed import by_atomics, is_table_gradient
 from tilestream.plan.values import Moved
 from tilestream.simulator.library import Kernel, Own, Stream
 
@@ -31,11 +33,17 @@ MOST_ROWS = 2**31
 """Numbers of rows are int32, in sorted order."""
 
 
-def sorted_sums(graph: fx.Graph) -> SortedSums:
+def sums_of_training(graph: fx.Graph) -> SortedSums:
+    """``sorted_sums`` of a joint graph."""
+    return sorted_sums(graph, margins.SORTS)
+
+
+def sorted_sums(graph: fx.Graph, least: float = 1.0) -> SortedSums:
     """The sums of messages of a functional graph that are made in sorted order, since its time falls.
 
     Args:
         graph: ATen with ``val`` in its nodes' meta.
+        least: what they gain, over what their sort takes.
     """
     found = [s for s in sums(graph) if _row_bytes(s) <= MOST_ROW_BYTES and _rows(s) < MOST_ROWS]
     if not found:
@@ -44,10 +52,10 @@ def sorted_sums(graph: fx.Graph) -> SortedSums:
     places = {node: place for place, node in enumerate(graph.nodes)}
     tables = [together for together in _tables(found, places) if _pays(together, [together])]
     taken = {s.node for together in tables for s in together}
-    several, paying = _paying([s for s in found if len(s.parts) > 1], same)
+    several, paying = _paying([s for s in found if len(s.parts) > 1], same, least)
     alone = [s for s in found if len(s.parts) == 1 and s.node not in taken]
     alone += [one for s in several for one in s.separate]
-    left, more = _paying(sorted(alone, key=lambda s: places[s.node]), same)
+    left, more = _paying(sorted(alone, key=lambda s: places[s.node]), same, least)
     paying += more
     inexact = [s for s in left if _stops(s) and (tables or paying or s.parts[0].features == 1)]
     counts = [s for s in inexact if _is_count(s)]
@@ -81,10 +89,10 @@ def _tables(found: Sequence[Sum], places: Mapping[fx.Node, int]) -> list[list[Su
     ]
 
 
-def _paying(found: Sequence[Sum], same: Mapping[fx.Node, fx.Node]) -> tuple[list[Sum], list[list[Sum]]]:
+def _paying(found: Sequence[Sum], same: Mapping[fx.Node, fx.Node], least: float) -> tuple[list[Sum], list[list[Sum]]]:
     """Sums whose sort does not pay; and the others, together where they share one."""
     groups = _by_sort(found, same)
-    paying = [together for together in groups if _pays(together[:1], [[s] for s in together])]
+    paying = [together for together in groups if _pays(together[:1], [[s] for s in together], least)]
     return [s for together in groups if together not in paying for s in together], paying
 
 
@@ -97,8 +105,8 @@ def _by_sort(found: Sequence[Sum], same: Mapping[fx.Node, fx.Node]) -> list[list
     return list(by_sort.values())
 
 
-def _pays(sorted_together: Sequence[Sum], launches: Sequence[Sequence[Sum]]) -> bool:
-    """Whether sums in sorted order take less than atomics do, their one sort counted.
+def _pays(sorted_together: Sequence[Sum], launches: Sequence[Sequence[Sum]], least: float = 1.0) -> bool:
+    """Whether sums in sorted order take less than atomics do, their one sort counted ``least`` times.
 
     torch's own deterministic sums sort for each of them.
 
@@ -109,7 +117,7 @@ def _pays(sorted_together: Sequence[Sum], launches: Sequence[Sequence[Sum]]) -> 
     if torch.are_deterministic_algorithms_enabled():
         return True
     sort_us = sums_by_index.sort(sum(map(_edges, sorted_together))).us
-    return sum(sum(map(atomics_us, one)) - sum_us(one) for one in launches) > sort_us
+    return sum(sum(map(atomics_us, one)) - sum_us(one) for one in launches) > least * sort_us
 
 
 def atomics_us(s: Sum) -> float:
@@ -120,10 +128,14 @@ def atomics_us(s: Sum) -> float:
 
 
 def _element_us(part: Part, how: str) -> float:
-    others = part.node.target in (aten.index_add.default, aten.embedding_dense_backward.default)
-    added = how in ("sum", "mean") and not others
+    added = how in ("sum", "mean") and not is_table_gradient(part.node) and not _is_left(part.node)
     size = min(4, part.node.meta["val"].element_size())
     return sums_by_index.ADDED_US[size] if added else sums_by_index.ATOMIC_US
+
+
+def _is_left(node: fx.Node) -> bool:
+    """Whether an ``index_add`` is PyTorch's kernel: Inductor compiles those of float32."""
+    return packet(node) is aten.index_add and not by_atomics(node)
 
 
 def sum_us(together: Sequence[Sum]) -> float:

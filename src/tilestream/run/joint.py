@@ -11,7 +11,7 @@ from torch._inductor.custom_graph_pass import CustomPartitionerFn
 from tilestream.graph.cut import Cutter
 from tilestream.graph.rewrites.settings import Settings
 from tilestream.plan.gradient_launches import least_rows
-from tilestream.plan.messages import sorted_sums
+from tilestream.plan.messages import sums_of_training
 from tilestream.run import device_ops
 from tilestream.run.graphs import Compilation
 
@@ -37,7 +37,7 @@ class Partitioner(CustomPartitionerFn):
     """None in copies that Inductor makes of its configuration for the keys of its caches. They are never called."""
 
     def __init__(self, compilation: Compilation, alone: Mapping[str, Any] | None = None) -> None:
-        self._cut = Cutter(Settings(least_rows(compilation.options), sums=sorted_sums))
+        self._cut = Cutter(Settings(least_rows(compilation.options), sums=sums_of_training))
         self._identity = compilation.identity
         self._alone = dict(alone or {})
         self._compilation = compilation

@@ -259,12 +259,13 @@ class _List:
                     self._beside(user, node, groups, members, forward)
 
     def _beside(self, user: fx.Node, node: object, groups: Groups[fx.Node], members: set, forward: set) -> None:
-        """What is made for ``user`` alone joins it: a scaled row of the node itself."""
+        """What is made for ``user`` alone joins it, with what that is made of: a scaled row of the node itself."""
         for other in user.all_input_nodes:
             if other is node or other in members or other not in forward or len(other.users) > 1:
                 continue
             if packet(other) in POINTWISE and not self._of_one_product(other) and groups.merge(other, user):
                 members.add(other)
+                self._beside(other, node, groups, members, forward)
 
     def _joins(self, user: fx.Node, node: fx.Node, forward: set[fx.Node]) -> bool:
         if user not in forward or any(self._of_one_product(n) for n in user.all_input_nodes if n is not node):

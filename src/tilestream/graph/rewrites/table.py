@@ -17,6 +17,7 @@ from tilestream.graph.rewrites.biases import join_biases
 from tilestream.graph.rewrites.broadcasts import put_off_expands
 from tilestream.graph.rewrites.complex_products import multiply_reals
 from tilestream.graph.rewrites.epilogues import fuse_activations
+from tilestream.graph.rewrites.factors import open_factors
 from tilestream.graph.rewrites.folded_batches import fold_batches
 from tilestream.graph.rewrites.gelus import join_gelus
 from tilestream.graph.rewrites.jagged import open_jagged
@@ -106,6 +107,7 @@ REWRITES = (
     Rewrite(
         join_gelus, (When.NORMAL_FORM,), "one operator is an epilogue, of a kernel of ours or of a library's product"
     ),
+    Rewrite(open_factors, (When.NORMAL_FORM,), "a sum of two numbers is no launch of its own"),
     Rewrite(split_to_slices, (When.NORMAL_FORM,), "every part of a split lies inside or outside a region by itself"),
     Rewrite(split_maxima, (When.NORMAL_FORM,), "the maximum over 16 rows is an epilogue of their linear layer"),
     Rewrite(squeeze_out_of_place, (When.NORMAL_FORM,), "a view can be copied"),

@@ -9,14 +9,14 @@ from tilestream.kernels.costs import Amount, Counts
 from tilestream.kernels.segments.layout import LONG, MOST_PIECES, PIECE_EDGES
 
 ATOMIC_US = 7.6e-6
-"""An element that ``index_add`` takes, of 16 bits or fp32: torch's kernel, which Inductor leaves as it is. What
+"""An element that ``index_add`` takes, of 16 bits or fp32: torch's kernel, which Inductor leaves as it is in bf16. What
 Inductor makes otherwise, but does not add, counts as much: maxima and minima compare and swap, and gradients of tables
 are twice as slow, in fp32, for uniform lookups."""
 
 ADDED_US = {2: 1.3e-6, 4: 2.4e-6}
-"""The same of ``scatter_add``, which Inductor adds by a kernel of its own, by the bytes of an element;
-``index_put`` and ``scatter_reduce`` are taken for the same. These are uniform indices: where a tenth of 1,000,000 edges
-goes to one node, they take 7 to 19 times as long."""
+"""The same of ``scatter_add`` and of ``index_add`` in fp32, which Inductor adds by a kernel of its own, by the bytes of
+an element; ``index_put`` and ``scatter_reduce`` are taken for the same. These are uniform indices: where a tenth of
+1,000,000 edges goes to one node, they take 7 to 19 times as long."""
 
 WIDE_BYTES, BYTES_PER_US = 10, 4.3e6
 """Bytes an element of a table's 16-bit gradient, besides: Inductor clears it in fp32, reads it, and writes it rounded;
