@@ -1,7 +1,7 @@
 """Whole models of transformers and timm at full depth and published widths, with random weights, and three small ones.
 
 ``MODELS`` are those that the compiler is measured on; ``FRESH`` twenty others, which were chosen with their sizes
-before anything was tuned, and looked at since; ``DRAWN`` twelve that were drawn by lot. ``model.problem()`` gives a
+before anything was tuned, and looked at since; ``DRAWN`` were drawn by lot. ``model.problem()`` gives a
 module in bf16, no parameter of which is constant (``varied``), and its inputs. Convolutional models and their images
 are channels last. Needs ``transformers`` and ``timm``.
 """
@@ -204,6 +204,14 @@ QWEN3: dict[str, Any] = {
     **{"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "vocab_size": 151_936},
     **{"num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128, "tie_word_embeddings": True},
 }
+OLMO: dict[str, Any] = {
+    **{"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "vocab_size": 100_352},
+    **{"num_attention_heads": 16, "num_key_value_heads": 16},
+}
+FALCON: dict[str, Any] = {
+    **{"hidden_size": 2048, "num_hidden_layers": 24, "num_attention_heads": 32, "vocab_size": 50_304},
+    **{"alibi": False, "bias": True, "multi_query": False, "parallel_attn": False},
+}
 T5: dict[str, Any] = {"d_model": 512, "d_kv": 64, "d_ff": 2048, "num_layers": 6, "num_heads": 8}
 CLIP: dict[str, Any] = {
     "hidden_size": 768,
@@ -286,7 +294,18 @@ DRAWN = _table(
     FullModel("siglip-b16", hugging_face("SiglipVisionModel", "SiglipVisionConfig"), 16),
     FullModel("qwen3-0.6b", hugging_face("Qwen3ForCausalLM", "Qwen3Config", UNCACHED, **QWEN3), 2, 512),
     FullModel("roberta-base", hugging_face("RobertaModel", "RobertaConfig"), 16, 128),
+    FullModel("densenet121", of_timm("densenet121"), 64, layout=LAST),
+    FullModel("olmo2-1b", hugging_face("Olmo2ForCausalLM", "Olmo2Config", UNCACHED, **OLMO), 2, 512),
+    FullModel("mobilevit-s", of_timm("mobilevit_s"), 64, layout=LAST),
+    FullModel("volo-d1", of_timm("volo_d1_224"), 32),
+    FullModel("mnasnet-100", of_timm("mnasnet_100"), 128, layout=LAST),
+    FullModel("hiera-tiny", of_timm("hiera_tiny_224"), 32),
+    FullModel("convmixer-768-32", of_timm("convmixer_768_32"), 32, layout=LAST),
+    FullModel("repvgg-a2", of_timm("repvgg_a2"), 64, layout=LAST),
+    FullModel("falcon-1b", hugging_face("FalconForCausalLM", "FalconConfig", UNCACHED, **FALCON), 2, 512),
+    FullModel("mobilebert", hugging_face("MobileBertModel", "MobileBertConfig"), 16, 128),
 )
-"""Drawn from 46 of timm's and transformers' families by ``random.Random(20261129).sample``, with sizes, before any was
-run; looked at and tuned to by nobody."""
+"""Drawn from families of timm and transformers by lot, with sizes, before any was run; looked at by nobody until they
+were measured. Twelve of 46 by ``random.Random(20261129).sample``; from DenseNet on, ten of forty more by
+``Random(20261130)``."""
 SETS = {"seen": MODELS, "fresh": FRESH, "drawn": DRAWN}

@@ -4,7 +4,7 @@
     python -m benchmarks.run.first_calls nerf_65536 --again 5   some, five processes with full caches
     python -m benchmarks.run.first_calls nerf_65536 --training  a training step: forward, sum, backward
     python -m benchmarks.run.first_calls mgn --profile          one process more, which shows where its time goes
-    python -m benchmarks.run.first_calls swin_t --again 0       a model of timm (lib/published_models.py)
+    python -m benchmarks.run.first_calls swin-t --again 0       a whole model (lib/full_models.py)
 
 A call is timed from ``torch.compile`` to its results; the model is made and both compilers' modules are loaded before
 it. ``inductor`` and ``tilestream`` have a folder of caches each. ``capture`` is ``torch.compile(backend="aot_eager")``,
@@ -27,8 +27,8 @@ from typing import Any
 
 import torch
 
+from benchmarks.lib.full_models import SETS
 from benchmarks.lib.places import module_command
-from benchmarks.lib.published_models import PUBLISHED
 from benchmarks.lib.sampling import sampled
 from benchmarks.run.whole_models import CASES, WHOLE, cache_folders, inference, training, write
 from tilestream.apps.models import find
@@ -37,15 +37,16 @@ from tilestream.run.backend import tilestream
 from tilestream.run.stopwatch import spent
 
 ARMS = ("tilestream", "inductor", "capture")
-NAMES = (*CASES, *PUBLISHED)
+WHOLE_MODELS = {name: model for models in SETS.values() for name, model in models.items()}
+NAMES = (*CASES, *WHOLE_MODELS)
 WANTED = ("nerf_65536", "mgn", "graphcast_small")
 LEAST_PERCENT = 1.0
 
 
 def first_call(arm: str, name: str, profile: bool, device: str, sizes: dict[str, Any], train: bool) -> dict[str, Any]:
     """Seconds of the first call in this process, and of that our parts."""
-    if name in PUBLISHED:
-        module, inputs = PUBLISHED[name](device)
+    if name in WHOLE_MODELS:
+        module, inputs = WHOLE_MODELS[name].problem(device, tiny=device == "cpu")
     else:
         model, published = CASES[name]
         module, inputs = find(model).make(device=device, training=train, **{**published, **sizes})
