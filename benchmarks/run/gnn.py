@@ -448,7 +448,8 @@ def asked(description: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--patience", type=float, default=20.0, help="seconds for what was begun in time")
     parser.add_argument("--kernels", type=Path, metavar="FOLDER")
     parser.add_argument("--without", action="append", default=[], metavar="ARM", help="an arm that is left out")
-    parser.add_argument("--cpu", action="store_true")
+    parser.add_argument("--cpu", action="store_true", help="on our reference machine; kept only where --out says")
+    parser.add_argument("--out", type=Path, help="not where the repository keeps its results")
     parser.add_argument("--of", help=argparse.SUPPRESS)
     parser.add_argument("--until", help=argparse.SUPPRESS)
     return parser
@@ -465,6 +466,11 @@ def began(given: argparse.Namespace, made_of: Callable[[str, bool], Iterator[Cas
     return None
 
 
+def place(given: argparse.Namespace, usual: Path) -> Path | None:
+    """Where rows are kept. Those of the reference machine do not take the place of measured ones."""
+    return given.out or (None if given.cpu else usual)
+
+
 def told_gains(rows: Sequence[dict[str, Any]]) -> None:
     gains = [row["speedup"] for row in rows if "speedup" in row]
     if gains:
@@ -473,18 +479,19 @@ def told_gains(rows: Sequence[dict[str, Any]]) -> None:
 
 def main() -> int:
     parser = asked(__doc__)
-    parser.add_argument("--out", type=Path, default=RESULTS / "gnn.json")
     parser.set_defaults(module="run.gnn")
     given = parser.parse_args()
     if (code := began(given, cases)) is not None:
         return code
     from tilestream.bench.environment import environment
 
-    where = environment()
+    where, out = environment(), place(given, RESULTS / "gnn.json")
 
     def write(rows: Sequence[dict[str, Any]]) -> None:
+        if out is None:
+            return
         made = {"schema": 1, "environment": where, "rows": list(rows)}
-        given.out.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
+        out.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
 
     wanted = [g for g in groups() if not given.cases or any(_meant(g, name) for name in given.cases)]
     told_gains(measured(given, wanted, write))

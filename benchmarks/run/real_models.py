@@ -11,7 +11,7 @@ The models are those of ``benchmarks/lib/full_models.py``. Every model is compil
 alone. Then each is timed while the others wait: all arms in one process, captured as CUDA graphs, rounds interleaved,
 medians. Errors are relative, against float64; ``error_ratio`` is ours over eager's. ``floor_us``: FLOPs over 790
 TFLOP/s, or bytes of inputs and parameters over 4.3 TB/s. Needs an H100 or H200, ``transformers`` and ``timm``.
-Results go to ``benchmarks/results/real/NAME.json``.
+Results go to ``benchmarks/results/real/NAME.json``, or to the folder ``--out``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any
 
 from benchmarks.lib.full_models import SETS
 from benchmarks.lib.places import RESULTS
-from benchmarks.run.gnn import Case, asked, began, measured, told_gains
+from benchmarks.run.gnn import Case, asked, began, measured, place, told_gains
 
 EVERY = {name: model for models in SETS.values() for name, model in models.items()}
 
@@ -38,7 +38,6 @@ def cases(name: str, cpu: bool) -> Iterator[Case]:
 
 def main() -> int:
     parser = asked(__doc__)
-    parser.add_argument("--out", type=Path, default=RESULTS / "real", metavar="FOLDER")
     parser.set_defaults(module="run.real_models")
     given = parser.parse_args()
     if (code := began(given, cases)) is not None:
@@ -51,10 +50,12 @@ def main() -> int:
     from tilestream.bench.environment import environment
 
     installed = {d.name: d.version for d in metadata.distributions() if d.name in ("transformers", "timm")}
-    where, folder = environment() | installed, Path(given.out)
-    folder.mkdir(parents=True, exist_ok=True)
+    where, folder = environment() | installed, place(given, RESULTS / "real")
 
     def write(rows: Sequence[dict[str, Any]]) -> None:
+        if folder is None:
+            return
+        folder.mkdir(parents=True, exist_ok=True)
         of = next(name for name, models in SETS.items() if rows[-1]["case"] in models)
         made = {"schema": 1, "environment": where, "set": of, **rows[-1]}
         (folder / f"{rows[-1]['case']}.json").write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 
 import pytest
 import torch
@@ -89,3 +90,10 @@ def test_the_fresh_models_come_first():
     fresh = [gnn_models.MODELS[g].fresh for g in gnn.groups() if g in gnn_models.MODELS]
     assert fresh == sorted(fresh, reverse=True)
     assert sum(m.fresh for m in gnn_models.MODELS.values()) >= 4
+
+
+def test_rows_of_the_reference_machine_replace_no_measured_ones(tmp_path: Path) -> None:
+    usual, parser = tmp_path / "gnn.json", gnn.asked(None)
+    assert gnn.place(parser.parse_args([]), usual) == usual
+    assert gnn.place(parser.parse_args(["--cpu"]), usual) is None
+    assert gnn.place(parser.parse_args(["--cpu", "--out", "here.json"]), usual) == Path("here.json")
