@@ -20,7 +20,6 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 from benchmarks.lib.full_models import SETS
