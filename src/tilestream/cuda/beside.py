@@ -74,6 +74,12 @@ def launch(call: LaneCall, device: torch.device) -> Sequence[Tensor]:
     return call.results
 
 
+def read_by(tensors: Mapping[str, Tensor | None], address: Address) -> tuple[list[Tensor | None], dict[str, Any]]:
+    """What a kernel reads, in rows that start on 16 bytes, and where each is by its name; 0 where there is none."""
+    held = {name: None if t is None else readable(t) for name, t in tensors.items()}
+    return [*held.values()], {name: 0 if t is None else address(t) for name, t in held.items()}
+
+
 def readable(rows: Tensor) -> Tensor:
     """Rows that start on 16 bytes: the tensor, or a copy."""
     apart = [stride for n, stride in zip(rows.shape[:-1], rows.stride(), strict=False) if n > 1]

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tilestream.cuda.beside import Address, LaneCall, launch, readable
+from tilestream.cuda.beside import Address, LaneCall, launch, read_by
 from tilestream.ir.dtypes import DTYPES
 from tilestream.kernels.operators.depthwise import Depthwise, Tile
 from tilestream.kernels.operators.grouped import ctas, kernel
@@ -42,8 +42,6 @@ def call(
     made = [x.new_empty(images, *conv.out, channels)]
     made += [x.new_empty(images, by.tiles(conv), channels, dtype=torch.float32)] if pooled else []
     flat = {"x": x.contiguous().view(-1), "weight": weight.permute(0, 2, 3, 1).reshape(-1)}
-    read = flat | {"bias": bias, "scale": scale, "shift": shift}
-    held = {name: None if t is None else readable(t) for name, t in read.items()}
-    values = {name: 0 if t is None else address(t) for name, t in held.items()}
+    held, values = read_by(flat | {"bias": bias, "scale": scale, "shift": shift}, address)
     values |= {"out": address(made[0]), "pooled": address(made[1]) if pooled else 0, "images": images}
-    return LaneCall(kernel(conv, by), ctas(conv, by, images, sms), values, made, list(held.values()))
+    return LaneCall(kernel(conv, by), ctas(conv, by, images, sms), values, made, held)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from tilestream.cuda.beside import Address, LaneCall, launch, readable
+from tilestream.cuda.beside import Address, LaneCall, launch, read_by
 from tilestream.ir.dtypes import DTYPES
 from tilestream.kernels.operators.squeeze import Squeeze, kernel
 
@@ -29,8 +29,7 @@ def call(
     pictures, parts, channels = sums.shape
     shape = Squeeze(channels, w1.shape[0], DTYPES[w1.dtype], activation, gate)
     out = w1.new_empty(pictures, channels)
-    read = {"sums": sums.contiguous(), "w1": w1.contiguous(), "b1": b1, "w2": w2.contiguous(), "b2": b2}
-    held = {name: None if t is None else readable(t.view(-1)) for name, t in read.items()}
-    values = {name: 0 if t is None else address(t) for name, t in held.items()}
+    flat = {name: t.contiguous().view(-1) for name, t in (("sums", sums), ("w1", w1), ("w2", w2))}
+    held, values = read_by(flat | {"b1": b1, "b2": b2}, address)
     values |= {"out": address(out), "parts": parts, "share": share}
-    return LaneCall(kernel(shape), pictures, values, [out], list(held.values()))
+    return LaneCall(kernel(shape), pictures, values, [out], held)

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from tilestream.cuda.beside import Address, LaneCall, launch, readable
+from tilestream.cuda.beside import Address, LaneCall, launch, read_by, readable
 from tilestream.ir.dtypes import DTYPES
 from tilestream.kernels.operators.token_mixing import CHUNK, Mixing, kernel
 from tilestream.kernels.parts.tensor_maps import Encode, HeadsMap, MatrixMap
@@ -50,6 +50,5 @@ def call(
     rows = 8 * ceil(tokens / 8)
     values["w2"] = encode(MatrixMap(dtype, address(held["w2"]), hidden, tokens, held["w2"].stride(0) * 2, rows, CHUNK))
     vectors = {"w1": w1.contiguous().view(-1), "b1": b1, "b2": b2, "gamma": gamma, "beta": beta}
-    whole = {name: None if t is None else readable(t) for name, t in vectors.items()}
-    values |= {name: 0 if t is None else address(t) for name, t in whole.items()}
-    return LaneCall(kernel(mixing), images * mixing.parts, values, [out], [*held.values(), *whole.values()])
+    whole, addresses = read_by(vectors, address)
+    return LaneCall(kernel(mixing), images * mixing.parts, values | addresses, [out], [*held.values(), *whole])

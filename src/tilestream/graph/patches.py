@@ -92,14 +92,7 @@ def site_of(node: fx.Node) -> Site | None:
 def place(owner: fx.GraphModule, site: Site) -> bool:
     """Rewrite a site; whether it was. Where readers want channels first, as views of all tokens of a channel do, the
     result is copied so; one that is returned as channels last stays a convolution."""
-    placed = _place(owner.graph, site)
-    if placed:
-        settle(owner)
-    return placed
-
-
-def _place(graph: fx.Graph, site: Site) -> bool:
-    node, patches = site.node, site.patches
+    graph, node, patches = owner.graph, site.node, site.patches
     x, weight, bias = node.args[:3]
     assert isinstance(x, fx.Node) and isinstance(weight, fx.Node)
     fake = node.meta["val"]
@@ -121,4 +114,5 @@ def _place(graph: fx.Graph, site: Site) -> bool:
     node.replace_all_uses_with(shown)
     for reader, val in (changed or {}).items():
         reader.meta["val"] = val
+    settle(owner)
     return True

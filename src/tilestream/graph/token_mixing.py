@@ -223,14 +223,7 @@ def _activation(node: fx.Node) -> str:
 def place(owner: fx.GraphModule, site: Site) -> bool:
     """Put the operator in the place of a site; whether it was. A result lies with its channels side by side, which its
     readers must be able to do with: where one is returned as it lay, or is looked at as it cannot be, layers stay."""
-    placed = _place(owner.graph, site)
-    if placed:
-        settle(owner)
-    return placed
-
-
-def _place(graph: fx.Graph, site: Site) -> bool:
-    node, fake = site.node, site.node.meta["val"]
+    graph, node, fake = owner.graph, site.node, site.node.meta["val"]
     changed = elsewhere(graph, node, fake.contiguous())
     if changed is None:
         return False
@@ -244,6 +237,7 @@ def _place(graph: fx.Graph, site: Site) -> bool:
     node.replace_all_uses_with(made)
     for reader, val in changed.items():
         reader.meta["val"] = val
+    settle(owner)
     return True
 
 

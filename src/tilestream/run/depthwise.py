@@ -13,6 +13,7 @@ from tilestream.graph.depthwise import DEPTHWISE, depthwise
 from tilestream.ir.dtypes import TORCH_DTYPES
 from tilestream.plan.candidates import FALLBACK, Candidate
 from tilestream.plan.depthwise import Kind, tile_on
+from tilestream.run.made_up import normals
 from tilestream.run.target import Target
 from tilestream.run.timer import Trial
 
@@ -24,11 +25,7 @@ def depthwise_trial(kind: Kind, target: Target) -> Trial:
     slid = (conv.stride, list(conv.padding), conv.activation, [tile.rows, tile.columns], conv.pooled)
 
     def make() -> list[Any]:
-        generator = torch.Generator(target.device).manual_seed(0)
-
-        def normal(*shape: int, dtype: torch.dtype = TORCH_DTYPES[conv.dtype]) -> Tensor:
-            return torch.randn(shape, device=target.device, generator=generator, dtype=dtype)
-
+        normal = normals(target.device, TORCH_DTYPES[conv.dtype])
         vectors = [normal(conv.channels, dtype=torch.float32) if conv.scaled else None for _ in range(2)]
         bias = normal(conv.channels) if kind.biased else None
         x = normal(kind.images, conv.height, conv.width, conv.channels)

@@ -13,13 +13,10 @@ from tilestream.announce import announced
 from tilestream.graph.modules import copied
 from tilestream.graph.region import Region
 from tilestream.options import Options
-from tilestream.plan.chooser import alternative, choose, kept
 from tilestream.plan.find import Found, find
 from tilestream.run import epilogues, prepare
 from tilestream.run.place import place
 from tilestream.run.target import Target
-from tilestream.run.time_regions import region_trial
-from tilestream.run.timer import Timer
 
 APART = "a network of edges and its sums apart"
 
@@ -44,15 +41,8 @@ def fastest(found: Found, options: Options, target: Target) -> Found:
 
 
 def _is_faster_apart(region: Region, options: Options, target: Target) -> bool:
-    """As was found in this process or before, or timed now."""
-    asked = alternative(APART, Kind(prepare.question(region, options, target).key(measured=True)), target.hardware)
-    known = kept(asked, options, measured=True)
-    if known is not None:
-        return known.wins
-    graphs = {APART: apart(region, options, target)}
-    present = prepare.plan(region, options, target).chosen.pipeline
-    trial = region_trial(region, target, options.constant_weights, graphs, present)
-    return choose(asked, options, Timer(trial, target)).wins
+    kind = Kind(prepare.question(region, options, target).key(measured=True))
+    return prepare.wins(APART, kind, region, lambda: apart(region, options, target), options, target)
 
 
 def apart(region: Region, options: Options, target: Target) -> fx.GraphModule:

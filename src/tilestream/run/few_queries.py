@@ -8,7 +8,7 @@ from torch import Tensor, fx
 from tilestream.graph.nodes import value
 from tilestream.graph.own import operator
 from tilestream.graph.rewrites.insert import call
-from tilestream.graph.rewrites.shared_keys import given_to, mask_given, take_over
+from tilestream.graph.rewrites.shared_keys import given_to, mask_given, operands_of, scale_of, take_over
 from tilestream.kernels.operators.few_queries import FEATURES, MOST_QUERIES
 from tilestream.run.attention import Alternative
 
@@ -33,7 +33,7 @@ FEW_QUERIES = operator(
 def fits(node: fx.Node) -> bool:
     """Whether an attention is one of few queries: one head, and all else that its kernel needs."""
     given = given_to(node)
-    query, key, values = (value(given[name]) for name in ("query", "key", "value"))
+    query, key, values = map(value, operands_of(node))
     if query is None or key is None or values is None or given.get("is_causal") or given.get("dropout_p"):
         return False
     sizes = (*query.shape, *key.shape, *values.shape)
@@ -58,21 +58,15 @@ def _is_alike(mask: Tensor) -> bool:
 def _ours(node: fx.Node, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
     if mask is not None and mask.dim() == 2:
         mask = mask.reshape(1, 1, 1, -1)
-    return FEW_QUERIES(query, key, value, mask, _scale(node))
-
-
-def _scale(node: fx.Node) -> float:
-    given = given_to(node)
-    return given.get("scale") or given["query"].meta["val"].shape[-1] ** -0.5
+    return FEW_QUERIES(query, key, value, mask, scale_of(node))
 
 
 def _replace(node: fx.Node) -> bool:
-    given = given_to(node)
-    query, mask = given["query"], mask_given(given)
+    mask = mask_given(given_to(node))
     with node.graph.inserting_before(node):
         if mask is not None and mask.meta["val"].dim() == 2:
             mask = call(node, aten.reshape.default, mask, [1, 1, 1, -1])
-        made = call(node, FEW_QUERIES, query, given["key"], given["value"], mask, _scale(node))
+        made = call(node, FEW_QUERIES, *operands_of(node), mask, scale_of(node))
     take_over(node, made)
     return True
 

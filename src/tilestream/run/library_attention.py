@@ -16,7 +16,7 @@ from torch import Tensor, fx
 
 from tilestream.graph.nodes import value
 from tilestream.graph.rewrites.insert import call
-from tilestream.graph.rewrites.shared_keys import given_to, mask_given, take_over
+from tilestream.graph.rewrites.shared_keys import given_to, mask_given, operands_of, take_over
 from tilestream.run.attention import Alternative
 
 aten = torch.ops.aten
@@ -44,10 +44,9 @@ def _features(node: fx.Node, instead_of: tuple[Any, ...], shared: bool = False) 
     Args:
         shared: whether several heads of queries may share one of keys.
     """
-    given = given_to(node)
-    if node.target not in instead_of or given.get("dropout_p"):
+    if node.target not in instead_of or given_to(node).get("dropout_p"):
         return 0
-    fakes = [value(given[name]) for name in ("query", "key", "value")]
+    fakes = [value(n) for n in operands_of(node)]
     known = [f for f in fakes if f is not None and all(isinstance(n, int) for n in (*f.shape, *f.stride()))]
     if len(known) < 3 or any(f.dim() != 4 for f in known):
         return 0
@@ -65,12 +64,7 @@ def _flash(node: fx.Node, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 def _replace_by_flash(node: fx.Node) -> bool:
     given = given_to(node)
-    return _put(node, FLASH, *_operands(node), 0.0, bool(given.get("is_causal")), scale=given.get("scale"))
-
-
-def _operands(node: fx.Node) -> list[fx.Node]:
-    given = given_to(node)
-    return [given[name] for name in ("query", "key", "value")]
+    return _put(node, FLASH, *operands_of(node), 0.0, bool(given.get("is_causal")), scale=given.get("scale"))
 
 
 def _put(node: fx.Node, kernel: Any, *args: Any, **kwargs: Any) -> bool:
@@ -131,7 +125,7 @@ def _efficient(node: fx.Node, query: Tensor, key: Tensor, value: Tensor, mask: T
 
 
 def _replace_by_efficient(node: fx.Node) -> bool:
-    given, operands = given_to(node), _operands(node)
+    given, operands = given_to(node), operands_of(node)
     added = mask_given(given)
     last = node.prev
     if added is not None:

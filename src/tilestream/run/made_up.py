@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -122,6 +123,16 @@ def random_tensor(fake: torch.Tensor, generator: torch.Generator | None = None, 
     else:
         memory = torch.zeros(held, device=fake.device, dtype=fake.dtype)
     return memory.as_strided(shape, strides)
+
+
+def normals(device: torch.device, dtype: torch.dtype) -> Callable[..., torch.Tensor]:
+    """Makes normal numbers of a shape, ``dtype`` unless another is named: the same ones each time."""
+    generator = torch.Generator(device).manual_seed(0)
+
+    def normal(*shape: int, dtype: torch.dtype = dtype) -> torch.Tensor:
+        return torch.randn(shape, device=device, generator=generator, dtype=dtype)
+
+    return normal
 
 
 def region_width(region: Region, index: int) -> int:

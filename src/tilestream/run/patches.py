@@ -12,6 +12,7 @@ from tilestream.graph.convolutions import FIRST
 from tilestream.ir.dtypes import TORCH_DTYPES
 from tilestream.plan.candidates import FALLBACK, Candidate
 from tilestream.plan.patches import Kind
+from tilestream.run.made_up import normals
 from tilestream.run.target import Target
 from tilestream.run.timer import Trial
 
@@ -21,15 +22,10 @@ def patches_trial(kind: Kind, target: Target) -> Trial:
     p = kind.patches
 
     def make() -> list[Any]:
-        generator = torch.Generator(target.device).manual_seed(0)
-
-        def normal(*shape: int, last: bool = False) -> Tensor:
-            made = torch.randn(shape, device=target.device, generator=generator, dtype=TORCH_DTYPES[p.dtype])
-            return made.to(memory_format=torch.channels_last) if last else made
-
+        normal, lying = normals(target.device, TORCH_DTYPES[p.dtype]), (torch.contiguous_format, torch.channels_last)
         (down, across), (ky, kx) = p.grid, p.kernel
-        x = normal(kind.images, p.channels, down * ky, across * kx, last=p.last[0])
-        weight = normal(p.out, p.channels, ky, kx, last=p.last[1]) / p.features**0.5
+        x = normal(kind.images, p.channels, down * ky, across * kx).to(memory_format=lying[p.last[0]])
+        weight = normal(p.out, p.channels, ky, kx).to(memory_format=lying[p.last[1]]) / p.features**0.5
         return [x, weight, normal(p.out) if p.biased else None]
 
     def layer(x: Tensor, weight: Tensor, bias: Tensor | None) -> list[Tensor]:

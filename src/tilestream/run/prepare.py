@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
+from torch import fx
 
 from tilestream.announce import announce, announce_failure, first_line
 from tilestream.devices import Device
@@ -20,7 +21,7 @@ from tilestream.kernels.parts.source import BesideSource
 from tilestream.options import Options
 from tilestream.plan import chooser, few_rows, find, planner, ragged
 from tilestream.plan.candidates import Plan
-from tilestream.plan.chooser import Question
+from tilestream.plan.chooser import Question, alternative, choose, kept
 from tilestream.plan.find import LONE, NO_ROWS
 from tilestream.plan.minor import effort_for
 from tilestream.plan.parts import RegionAnalysis
@@ -111,6 +112,28 @@ def chosen(asked: Question, trial: Callable[[], Trial], options: Options, target
     timed = measures(options, target) and options.strategy == "auto"
     with kernels_kept(options, target):
         return chooser.choose(asked, options, Timer(trial(), target) if timed else None)
+
+
+def wins(
+    name: str, kind: object, region: Region, make: Callable[[], fx.GraphModule | None], options: Options, target: Target
+) -> bool:
+    """Whether a region's graph said otherwise takes less than what the region's plan chose: as was found in this
+    process or before, or timed now.
+
+    Args:
+        name, kind: of the choice, as of ``plan.chooser.alternative``.
+        make: the other graph, where it is timed; None where there is none.
+    """
+    asked = alternative(name, kind, target.hardware)
+    found = kept(asked, options, measured=True)
+    if found is not None:
+        return found.wins
+    graph = make()
+    if graph is None:
+        return False
+    present = plan(region, options, target).chosen.pipeline
+    trial = region_trial(region, target, options.constant_weights, {name: graph}, present)
+    return choose(asked, options, Timer(trial, target)).wins
 
 
 def _key(region: Region, options: Options, target: Target) -> _Key:

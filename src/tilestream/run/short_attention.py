@@ -10,7 +10,7 @@ from torch import Tensor, fx
 from tilestream.devices import Device
 from tilestream.graph.nodes import value
 from tilestream.graph.rewrites.insert import call
-from tilestream.graph.rewrites.shared_keys import given_to, mask_given, take_over
+from tilestream.graph.rewrites.shared_keys import given_to, mask_given, operands_of, scale_of, take_over
 from tilestream.graph.short_attention import SHORT
 from tilestream.ir.dtypes import DTYPES
 from tilestream.kernels.operators.short_attention import Attention, counts, has_kernel
@@ -41,12 +41,12 @@ def predicted_us(query: Tensor, keys: int, terms: Sequence[Sequence[int]], devic
 def fits(node: fx.Node) -> bool:
     """Whether a library's attention may be ours."""
     given = given_to(node)
-    known = [value(given[name]) for name in ("query", "key", "value")]
+    known = [value(n) for n in operands_of(node)]
     if any(fake is None for fake in known) or given.get("is_causal") or given.get("dropout_p"):
         return False
     query, key, values = known
     mask = mask_given(given)
-    if not takes(query, key, values, int(mask is not None), _scale(node)):  # pyright: ignore[reportArgumentType]
+    if not takes(query, key, values, int(mask is not None), scale_of(node)):  # pyright: ignore[reportArgumentType]
         return False
     fake, whole = value(mask), (*query.shape[:3], key.shape[2])  # pyright: ignore[reportOptionalMemberAccess]
     return mask is None or (
@@ -57,20 +57,14 @@ def fits(node: fx.Node) -> bool:
     )
 
 
-def _scale(node: fx.Node) -> float:
-    given = given_to(node)
-    return given.get("scale") or given["query"].meta["val"].shape[-1] ** -0.5
-
-
 def _ours(node: fx.Node, query: Tensor, key: Tensor, values: Tensor, mask: Tensor | None = None) -> Tensor:
-    return SHORT(query, key, values, [] if mask is None else [mask], _scale(node), True)
+    return SHORT(query, key, values, [] if mask is None else [mask], scale_of(node), True)
 
 
 def _replace(node: fx.Node) -> bool:
-    given = given_to(node)
-    mask, operands = mask_given(given), [given[name] for name in ("query", "key", "value")]
+    mask = mask_given(given_to(node))
     with node.graph.inserting_before(node):
-        made = call(node, SHORT, *operands, [] if mask is None else [mask], _scale(node), True)
+        made = call(node, SHORT, *operands_of(node), [] if mask is None else [mask], scale_of(node), True)
     if made.meta["val"].stride() != node.meta["val"][0].stride():
         node.graph.erase_node(made)
         return False

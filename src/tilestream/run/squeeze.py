@@ -12,6 +12,7 @@ from tilestream.graph.squeeze import SQUEEZE, squeeze
 from tilestream.ir.dtypes import TORCH_DTYPES
 from tilestream.plan.candidates import FALLBACK, Candidate
 from tilestream.plan.squeeze import Kind
+from tilestream.run.made_up import normals
 from tilestream.run.target import Target
 from tilestream.run.timer import Trial
 
@@ -21,11 +22,7 @@ def gate_trial(kind: Kind, target: Target) -> Trial:
     shape, dtype = kind.shape, TORCH_DTYPES[kind.shape.dtype]
 
     def make() -> list[Any]:
-        generator = torch.Generator(target.device).manual_seed(0)
-
-        def normal(*sizes: int, dtype: torch.dtype = dtype) -> Tensor:
-            return torch.randn(sizes, device=target.device, generator=generator, dtype=dtype)
-
+        normal = normals(target.device, dtype)
         sizes = (shape.hidden, shape.channels), (shape.channels, shape.hidden)
         first, second = (normal(*layer, 1, 1) / layer[1] ** 0.5 for layer in sizes)
         sums = normal(kind.pictures, kind.parts, shape.channels, dtype=torch.float32)

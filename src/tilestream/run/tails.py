@@ -16,12 +16,9 @@ from tilestream.graph.selection import Partition
 from tilestream.graph.tails import Tail
 from tilestream.ir.pipeline import Pipeline
 from tilestream.options import Options
-from tilestream.plan.chooser import alternative, choose, kept
 from tilestream.run import early_launches, epilogues, prepare
 from tilestream.run.place import place
 from tilestream.run.target import Target
-from tilestream.run.time_regions import region_trial
-from tilestream.run.timer import Timer
 
 TAIL = "a tail behind a library"
 
@@ -47,20 +44,14 @@ def faster(found: Partition, later: Mapping[str, Tail], options: Options, target
 
 
 def _is_faster(region: Region, tail: Tail, options: Options, target: Target) -> bool:
-    """Whether the tail behind a library's products takes less than what the region's plan chose: as was found in this
-    process or before, or timed now."""
+    """Whether the tail behind a library's products takes less than what the region's plan chose."""
     kind = Kind(prepare.question(region, options, target).key(measured=True), tail.left)
-    asked = alternative(TAIL, kind, target.hardware)
-    found = kept(asked, options, measured=True)
-    if found is not None:
-        return found.wins
-    pipeline = prepare.built_plan(tail.region, options, target).chosen.pipeline
-    if pipeline is None:
-        return False
-    present = prepare.plan(region, options, target).chosen.pipeline
-    graphs = {TAIL: split(tail, pipeline, options, target.kind)}
-    trial = region_trial(region, target, options.constant_weights, graphs, present)
-    return choose(asked, options, Timer(trial, target)).wins
+
+    def make() -> fx.GraphModule | None:
+        pipeline = prepare.built_plan(tail.region, options, target).chosen.pipeline
+        return None if pipeline is None else split(tail, pipeline, options, target.kind)
+
+    return prepare.wins(TAIL, kind, region, make, options, target)
 
 
 def split(tail: Tail, pipeline: Pipeline, options: Options, kind: str) -> fx.GraphModule:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -13,6 +12,7 @@ from tilestream.graph.token_mixing import TOKEN_MIXING, token_mixing
 from tilestream.ir.dtypes import TORCH_DTYPES
 from tilestream.plan.candidates import FALLBACK, Candidate
 from tilestream.plan.token_mixing import Kind
+from tilestream.run.made_up import normals
 from tilestream.run.target import Target
 from tilestream.run.timer import Trial
 
@@ -25,14 +25,10 @@ def mixing_trial(kind: Kind, target: Target) -> Trial:
     m = kind.mixing
 
     def make() -> list[Any]:
-        generator = torch.Generator(target.device).manual_seed(0)
-
-        def normal(*shape: int) -> Tensor:
-            made = torch.randn(shape, device=target.device, generator=generator, dtype=TORCH_DTYPES[m.dtype])
-            return made / shape[1] ** 0.5 if len(shape) == 2 else made
-
+        normal = normals(target.device, TORCH_DTYPES[m.dtype])
         vectors = [normal(m.channels) if m.normed else None for _ in range(2)]
-        layers = [normal(m.hidden, m.tokens), normal(m.hidden), normal(m.tokens, m.hidden), normal(m.tokens)]
+        sizes = (m.hidden, m.tokens), (m.tokens, m.hidden)
+        layers = [each for out, width in sizes for each in (normal(out, width) / width**0.5, normal(out))]
         images = [normal(kind.images, m.tokens, m.channels) for _ in range(1 + m.residual)]
         return [images[0], *vectors, *layers, images[1] if m.residual else None]
 

@@ -14,6 +14,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import sympy
 import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
@@ -26,13 +27,13 @@ from tilestream.graph.rewrites.operators import DROPPED, LOOSE, SEGMENTS
 from tilestream.graph.rewrites.settings import Settings
 from tilestream.graph.rewrites.sorted_sums import Sorted
 from tilestream.graph.signs import SAME_NUMBERS, wraps
-from tilestream.graph.sizes import expression, same_size
-from tilestream.graph.sums import Sum, first_alike, part_of
+from tilestream.graph.sizes import expression, same_shape, same_size
+from tilestream.graph.sums import Sum, constant, first_alike, part_of
 
 Live = tuple[fx.Node | int | torch.SymInt, ...]
 """Which rows count, piece by piece: a mask's, or so many."""
 
-SIZES = {torch.sym_sum, operator.add, aten.sym_size}
+SIZES = {torch.sym_sum, operator.add, operator.sub, aten.sym_size}
 COMPARED = {operator.ge, operator.le, operator.eq, operator.gt, operator.lt, operator.ne}
 FILLS = {aten.ones: 0, aten.zeros: 0, aten.full: 0, aten.new_ones: 1, aten.new_zeros: 1, aten.new_full: 1}
 """What makes rows that are alike, and which argument is their shape."""
@@ -40,6 +41,11 @@ VIEWS = {
     *(aten.view, aten.reshape, aten.unsqueeze, aten.squeeze, aten.expand, aten.slice, aten.detach, aten.alias),
     *(aten.clone, aten._to_copy, aten.zeros_like, aten.ones_like, aten.full_like),
 }
+GRADIENTS = {
+    *(aten.leaky_relu_backward, aten.threshold_backward, aten.elu_backward, aten.softplus_backward),
+    *(aten.gelu_backward, aten.silu_backward, aten.sigmoid_backward, aten.tanh_backward),
+}
+"""Of operators of each element. Not all of them are tagged so."""
 OVER_FEATURES = {aten.sum, aten.mean, aten.amax, aten.amin}
 PUT = {aten.scatter_add, aten.scatter_reduce, aten.index_add, aten.index_reduce}
 
@@ -112,9 +118,6 @@ class _Kept:
                     self.rows[node] = Rows(of, dim, (self.same.get(mask, mask),))
                 elif any(n in self.rows or n in self.sizes or n in self.checks for n in node.all_input_nodes):
                     self._stands_for(node)
-        same = first_alike(self.graph)
-        if any(wraps(s.parts[0].index, same) for s, _ in self.sums):
-            raise Unsupported("indices below zero count from the end")
 
     def finish(self) -> int:
         """Let everybody read what stands for what was selected, and sort."""
@@ -150,10 +153,16 @@ class _Kept:
             self._size(node)
         elif kind is aten.cat:
             self._cat(node)
+        elif kind is aten.index_put and _is_mask(node.args[1]):
+            self._back(node)
         elif kind in PUT or (kind is aten.index_put and node.args[3:4] == (True,)):
             self._reduced(node)
         elif kind is aten.index_put:
             self._put(node)
+        elif kind is aten.slice and not _whole(node) and _dim(*node.args[:2]) == read[0].dim:
+            self._pieces(node)
+        elif kind is aten.sum and len(read) == 1 and not read[0].dim and 0 in _dims(node):
+            self._total(node, read[0])
         elif kind in FILLS:
             self._fill(node)
         elif kind is aten.select:
@@ -171,13 +180,12 @@ class _Kept:
         """An operator that makes each row of rows in its place."""
         kind, fake = packet(node), value(node)
         tags = getattr(node.target, "tags", ())
-        pointwise = torch.Tag.pointwise in tags and torch.Tag.nondeterministic_seeded not in tags
+        pointwise = kind in GRADIENTS or torch.Tag.pointwise in tags
+        pointwise = pointwise and torch.Tag.nondeterministic_seeded not in tags
         if fake is None or not read or any(r.dim for r in read):
             raise Unsupported("rows do not come first", node)
         if kind in OVER_FEATURES:
-            dims: Any = node.args[1] if len(node.args) > 1 else None
-            listed = [dims] if isinstance(dims, int) else dims
-            if not listed or 0 in (d % len(read[0].node.meta["val"].shape) for d in listed):
+            if 0 in _dims(node):
                 raise Unsupported("rows are added up", node)
         elif kind in MATMULS:
             weights = [n for n in node.all_input_nodes if n in self.rows]
@@ -265,9 +273,7 @@ class _Kept:
         live = self._one(node, [self.rows[n] for n in read])
         if part is None or part.index.meta["val"].dim() != 1 or live is None or node.args[0] in self.rows:
             raise Unsupported("rows are put elsewhere", node)
-        if live not in self.masks and len(live) == 1:
-            (mask,) = live
-            self.masks[live] = mask if isinstance(mask, fx.Node) else self._alive(node, mask, new, 0)
+        self._counted(node, Rows(new, 0, live))
         self.ends[node] = new
         index = part.index
         while isinstance(of := index.args[0], fx.Node) and _alike(of, index):
@@ -290,12 +296,63 @@ class _Kept:
         put = call(node, aten.index_put.default, wider, [to], given.node)
         self.ends[node] = call(node, aten.slice.Tensor, put, 0, 0, count)
 
+    def _back(self, node: fx.Node) -> None:
+        """Rows that are put where the mask took them: the gradient of what was selected."""
+        base, (mask,), given, *rest = node.args  # pyright: ignore
+        rows, fake = self.rows.get(given), value(base)  # pyright: ignore
+        if rows is None or rows.dim or rows.live != (self.same.get(mask, mask),) or base in self.rows or fake is None:
+            raise Unsupported("rows are put elsewhere", node)
+        if not same_shape(rows.node.meta["val"], fake) or (rest[:1] == [True] and constant(base) != 0):  # pyright: ignore
+            raise Unsupported("rows are put elsewhere", node)
+        self.ends[node] = call(node, aten.where.self, _wide(node, mask, fake.dim()), rows.node, base)
+
+    def _pieces(self, node: fx.Node) -> None:
+        """Some of the lists that were joined: the gradient of a concatenation."""
+        given, dim, first, last, *step = node.args  # pyright: ignore
+        rows, fake = self.rows[given], value(given)  # pyright: ignore
+        if rows.live is None or step not in ([], [1]) or fake is None:
+            raise Unsupported("some rows", node)
+        known, masks = [n for n in rows.live if isinstance(n, int)], [n for n in rows.live if isinstance(n, fx.Node)]
+        if len(known) + len(masks) != len(rows.live) or len(set(masks)) != 1:
+            raise Unsupported("some rows of several masks", node)
+        of_mask = (expression(fake.shape[rows.dim]) - sum(known)) / len(masks)
+        before, after = [sympy.Integer(0)], [0]
+        for n in rows.live:
+            before.append(before[-1] + (n if isinstance(n, int) else of_mask))
+            after.append(after[-1] + (n if isinstance(n, int) else masks[0].meta["val"].shape[0]))
+        at = [expression(n.meta["val"] if isinstance(n, fx.Node) else n) for n in (first, last)]  # pyright: ignore
+        if any(n not in before for n in at):
+            raise Unsupported("some rows", node)
+        a, b = (before.index(n) for n in at)
+        new = call(node, aten.slice.Tensor, rows.node, dim, after[a], after[b])
+        live = rows.live[a:b]
+        if any(isinstance(n, fx.Node) for n in live):
+            self.rows[node] = Rows(new, rows.dim, live)
+        else:
+            self.ends[node] = new
+
+    def _total(self, node: fx.Node, rows: Rows) -> None:
+        """A sum of all rows, as of a bias' gradient: zeros in the place of those that do not count."""
+        mask = self._counted(node, rows)
+        fake = rows.node.meta["val"]
+        known = call(node, aten.where.ScalarOther, _wide(node, mask, fake.dim()), rows.node, 0)
+        self.ends[node] = call(node, node.target, known, *node.args[1:], **node.kwargs)
+
     def _one(self, node: fx.Node, read: list[Rows]) -> Live | None:
         """Which rows of an operator's count: its operands' agree."""
         lives = {r.live for r in read if r.live is not None}
         if len(lives) > 1 or any(r.dim for r in read):
             raise Unsupported("rows of several masks", node)
         return lives.pop() if lives else None
+
+    def _counted(self, node: fx.Node, rows: Rows) -> fx.Node:
+        """Which rows count, as a mask."""
+        live = rows.live
+        if live is None or (live not in self.masks and len(live) != 1):
+            raise Unsupported("which rows count is not known", node)
+        if live not in self.masks:
+            self.masks[live] = self._alive(node, live[0], rows.node, 0)
+        return self.masks[live]
 
     def _again(self, node: fx.Node) -> fx.Node:
         """The same operator on what stands for its operands."""
@@ -313,6 +370,29 @@ def _alike(before: fx.Node, view: fx.Node) -> bool:
     return packet(view) in (*SAME_NUMBERS, aten.slice) and a.dim() == 1 and same_size(a.shape[0], b.shape[0])
 
 
+def _is_mask(indices: Any) -> bool:
+    """Whether what is put somewhere is put where one mask says."""
+    fake = value(indices[0]) if len(indices) == 1 else None
+    return fake is not None and fake.dtype == torch.bool and fake.dim() == 1
+
+
+def _whole(node: fx.Node) -> bool:
+    """Whether a view has all that it is of."""
+    return same_shape(node.meta["val"], node.args[0].meta["val"])  # pyright: ignore
+
+
+def _wide(like: fx.Node, mask: fx.Node, dims: int) -> fx.Node:
+    """A mask of rows of so many dimensions."""
+    return mask if dims == 1 else call(like, aten.view.default, mask, [-1] + [1] * (dims - 1))
+
+
+def _dims(node: fx.Node) -> list[int]:
+    """What a reduction goes over."""
+    given: Any = node.args[1] if len(node.args) > 1 else None
+    count = node.args[0].meta["val"].dim()  # pyright: ignore
+    return [d % count for d in ([given] if isinstance(given, int) else given or range(count))]
+
+
 def _dim(of: Any, dim: Any) -> int:
     return int(dim) % of.meta["val"].dim()
 
@@ -325,9 +405,11 @@ class _Dropping(Sorted):
         self._live = live
 
     def _segments(self, index: fx.Node) -> tuple[fx.Node, fx.Node, fx.Node]:
-        named = self._call(aten.clamp_min.default, index, -1)  # no node either, and not `DROPPED`
+        same = first_alike(self._graph)
+        wrap = all(wraps(p.index, same) for s in self._sums for p in s.parts)
+        named = self._call(aten.clamp_min.default, index, DROPPED + 1)  # no node either, and not `DROPPED`
         known = self._call(aten.where.ScalarOther, self._live, named, DROPPED)
-        made = self._call(SEGMENTS, known, self._nodes(), 0, False, True)
+        made = self._call(SEGMENTS, known, self._nodes(), 0, wrap, True)
         order, starts, busy = (self._call(operator.getitem, made, k) for k in range(3))
         starts.meta[LOOSE] = True
         return order, starts, busy

@@ -93,6 +93,18 @@ def mask_given(given: Mapping[str, Any]) -> fx.Node | None:
     return next((given[name] for name in MASKS if given.get(name) is not None), None)
 
 
+def scale_of(node: fx.Node) -> float:
+    """What an attention multiplies its scores by."""
+    given = given_to(node)
+    return given.get("scale") or given["query"].meta["val"].shape[-1] ** -0.5
+
+
+def operands_of(node: fx.Node) -> list[fx.Node]:
+    """An attention's query, key and value."""
+    given = given_to(node)
+    return [given[name] for name in ("query", "key", "value")]
+
+
 def _unrepeated(repeated: fx.Node) -> fx.Node | None:
     """Keys or values ``[B, groups, S, F]``, if ``repeated`` ``[B, heads, S, F]`` has each of their heads several times,
     one behind the other."""
