@@ -43,12 +43,12 @@ def test_the_order_of_each_place() -> None:
     order = {when: [each.name for each in REWRITES if when in each.when] for when in When}
     assert order == {
         When.SUMS: [
-            *("keep_masked_edges", "take_rows", "open_bags", "open_segments", "open_jagged", "count_small_keys"),
+            *("take_rows", "keep_masked_edges", "open_bags", "open_segments", "open_jagged", "count_small_keys"),
             "sort_sums",
         ],
         When.JOINT: [
-            *("take_rows", "split_joined", "multiply_late", "open_bags", "open_segments", "count_small_keys"),
-            *("sort_sums", "open_norms", "put_off_expands"),
+            *("take_rows", "keep_masked_edges", "split_joined", "multiply_late", "open_bags", "open_segments"),
+            *("count_small_keys", "sort_sums", "open_norms", "put_off_expands"),
         ],
         When.BACKWARD: ["narrow_products", "copy_sums_operands"],
         When.NORMAL_FORM: [

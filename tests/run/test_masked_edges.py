@@ -96,6 +96,20 @@ class Attention(nn.Module):
         return summed + mean
 
 
+class Scored(nn.Module):
+    """A learned vector scores each edge, as in GATv2."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.of = nn.Parameter(torch.randn(1, 32))
+
+    def forward(self, x: Tensor, index: Tensor) -> Tensor:
+        (senders, receivers), _ = looped(index)
+        both = nn.functional.leaky_relu(x[senders] + x.index_select(0, receivers))
+        rows = torch.sigmoid((both * self.of).sum(-1))[:, None] * x[senders]
+        return torch.zeros_like(x).index_add(0, receivers, rows)
+
+
 def compiled(module: nn.Module) -> Callable[..., Tensor]:
     return torch.compile(module, backend=tilestream, options={"target": "reference"}, fullgraph=True)
 
@@ -125,6 +139,83 @@ def test_weights_of_loops(sorts: list[int]) -> None:
         with torch.no_grad():
             torch.testing.assert_close(fast(x, index, weights), module(x, index, weights), rtol=1e-4, atol=1e-5)
     assert len(sorts) == 2
+
+
+def gradients(function: Callable[..., Tensor], module: nn.Module, *inputs: Tensor) -> list[Tensor]:
+    """Of a step: of the parameters, and of the inputs of numbers."""
+    given = [x.detach().clone().requires_grad_() if x.is_floating_point() else x for x in inputs]
+    module.zero_grad()
+    function(*given).square().mean().backward()
+    every = [*module.parameters(), *(x for x in given if x.is_floating_point())]
+    return [torch.zeros_like(x) if x.grad is None else x.grad.clone() for x in every]
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_training_step(sorts: list[int], weighted: bool) -> None:
+    """Also of edges' weights; each list is sorted by receiver, and by sender for the gradients of gathers."""
+    module = Gcn(3)
+    fast = compiled(module)
+    for index in (LISTS["loops"], LISTS["none"], LISTS["another"]):
+        inputs = [torch.randn(NODES, 32), index, *([torch.rand(index.shape[1])] if weighted else [])]
+        got = gradients(fast, module, *inputs)
+        wide = Gcn(3).double()
+        wide.load_state_dict(module.state_dict())
+        exact = gradients(wide, wide, *(x.double() if x.is_floating_point() else x for x in inputs))
+        for a, b in zip(got, exact, strict=True):
+            torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-6)
+    assert sorts == [300 + NODES] * 2 * 3
+
+
+@pytest.mark.parametrize("module", [Attention(), Scored()], ids=["attention", "scored"])
+def test_gradients_of_a_softmax(module: nn.Module, sorts: list[int]) -> None:
+    """Gathers by advanced indexing, whose gradients are ``index_put``, and a vector whose gradient is of all edges."""
+    x = torch.randn(NODES, 32)
+    got = gradients(compiled(module), module, x, LISTS["loops"])
+    for a, b in zip(got, gradients(module, module, x, LISTS["loops"]), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+    assert sorts == [300 + NODES] * 2
+
+
+def test_a_training_step_that_is_refused(sorts: list[int]) -> None:
+    """Rows that are added up one after the other."""
+
+    class Running(nn.Module):
+        def forward(self, x: Tensor, index: Tensor) -> Tensor:
+            (senders, receivers), _ = looped(index)
+            return torch.zeros_like(x).index_add(0, receivers, x.index_select(0, senders).cumsum(0))
+
+    module, x = Running(), torch.randn(NODES, 32)
+    got, exact = (gradients(f, module, x, LISTS["loops"]) for f in (compiled(module), module))
+    torch.testing.assert_close(got, exact, rtol=1e-4, atol=1e-5)
+    assert not sorts
+
+
+def test_infinite_gradients_of_what_is_dropped() -> None:
+    """Where a loop's row has no finite gradient, nobody has it: weights of loops that are taken out have zero."""
+
+    class Roots(nn.Module):
+        def forward(self, x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
+            mask = index[0] != index[1]
+            senders, receivers = index[:, mask]
+            return torch.zeros_like(x).index_add(0, receivers, weights[mask].sqrt()[:, None] * x[senders])
+
+    index, weights = torch.tensor([[0, 1, 2], [0, 2, 1]]), torch.tensor([0.0, 1.0, 2.0])
+    got = gradients(compiled(Roots()), Roots(), torch.randn(NODES, 32), index, weights)
+    assert bool(got[1].isfinite().all()) and got[1][0] == 0 and bool((got[1][1:] != 0).all())
+
+
+def test_indices_below_zero_where_they_count_from_the_end() -> None:
+    class Put(nn.Module):
+        def forward(self, x: Tensor, index: Tensor) -> Tensor:
+            senders, receivers = index[:, index[0] != index[1]]
+            return torch.zeros_like(x).index_put((receivers,), x[senders], accumulate=True)
+
+    index, x = torch.tensor([[0, 1, -2, 3], [0, -1, 5, -NODES]]), torch.randn(NODES, 32)
+    fast = compiled(Put())
+    with torch.no_grad():
+        torch.testing.assert_close(fast(x, index), Put()(x, index))
+    for a, b in zip(gradients(fast, Put(), x, index), gradients(Put(), Put(), x, index), strict=True):
+        torch.testing.assert_close(a, b)
 
 
 def test_what_is_dropped_is_never_read() -> None:
@@ -167,7 +258,7 @@ def summed(rows: Tensor, index: Tensor) -> Tensor:
 
 
 def test_where_rows_meet_the_graph_stays() -> None:
-    """Selected rows that leave the graph, meet each other, or are counted; and advanced indices below zero."""
+    """Selected rows that leave the graph, meet each other, are counted, or are cut at a number."""
     x, index = torch.randn(NODES, 8), edges()
 
     def kept(index: Tensor) -> Tensor:
@@ -180,7 +271,8 @@ def test_where_rows_meet_the_graph_stays() -> None:
     assert made(lambda x, index: summed(x[kept(index)[0]] / kept(index).shape[1], kept(index)[1]), x, index) == 0
     assert made(lambda x, index: summed(x[kept(index)[0]].flip(0), kept(index)[1]), x, index) == 0
     put = torch.ops.aten.index_put
-    assert made(lambda x, index: put(x * 0, [kept(index)[1]], x[kept(index)[0]], True), x, index) == 0
+    assert made(lambda x, index: put(x * 0, [kept(index)[1]], x[kept(index)[0]], True), x, index) == 1
+    assert made(lambda x, index: summed(x[kept(index)[0]][:300], kept(index)[1][:300]), x, index) == 0
 
 
 def test_explain_has_one_graph_and_one_sort() -> None:

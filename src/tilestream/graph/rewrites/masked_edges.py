@@ -5,6 +5,9 @@ size is the GPU's to say, so that the host waits, and no CUDA graph can hold the
 a known size, and those that the mask drops are of no node (``DROPPED``): nothing that is reduced reads them. So
 reductions have the same values in the same order. It is done where all that reads what was selected keeps rows apart,
 and reductions by an index end it; else the graph stays as it is.
+
+A joint graph's gradients are such rows too: gathered from nodes and summed by sender, or put back where the mask took
+weights from. So forward and backward have known sizes, and one sort for each end of the edges.
 """
 
 from __future__ import annotations
@@ -21,7 +24,8 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.fx.node import map_arg
 from torch.utils._pytree import tree_leaves
 
-from tilestream.graph.nodes import ASSERTIONS, MATMULS, Unsupported, aten, packet, value
+from tilestream.graph.nodes import ASSERTIONS, MATMULS, Unsupported, argument, aten, is_result, packet, value
+from tilestream.graph.rewrites.given_bounds import size
 from tilestream.graph.rewrites.insert import call
 from tilestream.graph.rewrites.operators import DROPPED, LOOSE, SEGMENTS
 from tilestream.graph.rewrites.settings import Settings
@@ -39,7 +43,7 @@ FILLS = {aten.ones: 0, aten.zeros: 0, aten.full: 0, aten.new_ones: 1, aten.new_z
 """What makes rows that are alike, and which argument is their shape."""
 VIEWS = {
     *(aten.view, aten.reshape, aten.unsqueeze, aten.squeeze, aten.expand, aten.slice, aten.detach, aten.alias),
-    *(aten.clone, aten._to_copy, aten.zeros_like, aten.ones_like, aten.full_like),
+    *(aten.clone, aten._to_copy, aten.zeros_like, aten.ones_like, aten.full_like, aten.slice_backward),
 }
 GRADIENTS = {
     *(aten.leaky_relu_backward, aten.threshold_backward, aten.elu_backward, aten.softplus_backward),
@@ -134,7 +138,7 @@ class _Kept:
         for (_, live, _), found in together.items():
             _Dropping(self.graph, found, self.masks[live]).replace()
         for node, first in first_alike(self.graph, floats=True).items():  # layers that normalise alike do so once
-            if node is not first:
+            if node is not first and not is_result(node):
                 node.replace_all_uses_with(first)
         return len(self.ends)
 
@@ -159,7 +163,7 @@ class _Kept:
             self._reduced(node)
         elif kind is aten.index_put:
             self._put(node)
-        elif kind is aten.slice and not _whole(node) and _dim(*node.args[:2]) == read[0].dim:
+        elif kind is aten.slice and node.args[0] in self.rows and _cuts_rows(node, read[0].dim):
             self._pieces(node)
         elif kind is aten.sum and len(read) == 1 and not read[0].dim and 0 in _dims(node):
             self._total(node, read[0])
@@ -210,9 +214,7 @@ class _Kept:
     def _size(self, node: fx.Node) -> None:
         if packet(node) is aten.sym_size:
             of: Any = node.args[0]
-            rows, dim = self.rows[of], _dim(of, node.args[1])
-            size = rows.node.meta["val"].shape[dim]
-            self.sizes[node] = size if isinstance(size, int) else call(node, aten.sym_size.int, rows.node, dim)
+            self.sizes[node] = size(node, self.rows[of].node, _dim(of, node.args[1]))
             return
         args: Any = map_arg(node.args, lambda n: self.sizes.get(n, n))
         known = not any(isinstance(x, fx.Node) for x in tree_leaves(args))
@@ -298,35 +300,38 @@ class _Kept:
 
     def _back(self, node: fx.Node) -> None:
         """Rows that are put where the mask took them: the gradient of what was selected."""
-        base, (mask,), given, *rest = node.args  # pyright: ignore
-        rows, fake = self.rows.get(given), value(base)  # pyright: ignore
+        args: Any = node.args
+        base, (mask,), given, *_ = args
+        rows, fake = self.rows.get(given), value(base)
         if rows is None or rows.dim or rows.live != (self.same.get(mask, mask),) or base in self.rows or fake is None:
             raise Unsupported("rows are put elsewhere", node)
-        if not same_shape(rows.node.meta["val"], fake) or (rest[:1] == [True] and constant(base) != 0):  # pyright: ignore
+        adds = argument(node, 3, "accumulate", False) and constant(base) != 0
+        if adds or not same_shape(rows.node.meta["val"], fake):
             raise Unsupported("rows are put elsewhere", node)
         self.ends[node] = call(node, aten.where.self, _wide(node, mask, fake.dim()), rows.node, base)
 
     def _pieces(self, node: fx.Node) -> None:
-        """Some of the lists that were joined: the gradient of a concatenation."""
-        given, dim, first, last, *step = node.args  # pyright: ignore
-        rows, fake = self.rows[given], value(given)  # pyright: ignore
-        if rows.live is None or step not in ([], [1]) or fake is None:
+        """Some of the lists that were joined, from a border to a border: the gradient of a concatenation."""
+        args: Any = node.args
+        given, dim, first, last, *step = args
+        rows, at = self.rows[given], [_expression(first), _expression(last)]
+        known = [n for n in rows.live or () if isinstance(n, int)]
+        masks = [n for n in rows.live or () if isinstance(n, fx.Node)]
+        if len(known) + len(masks) != len(rows.live or ()) or len(set(masks)) != 1 or step not in ([], [1]):
             raise Unsupported("some rows", node)
-        known, masks = [n for n in rows.live if isinstance(n, int)], [n for n in rows.live if isinstance(n, fx.Node)]
-        if len(known) + len(masks) != len(rows.live) or len(set(masks)) != 1:
-            raise Unsupported("some rows of several masks", node)
-        of_mask = (expression(fake.shape[rows.dim]) - sum(known)) / len(masks)
-        before, after = [sympy.Integer(0)], [0]
-        for n in rows.live:
-            before.append(before[-1] + (n if isinstance(n, int) else of_mask))
-            after.append(after[-1] + (n if isinstance(n, int) else masks[0].meta["val"].shape[0]))
-        at = [expression(n.meta["val"] if isinstance(n, fx.Node) else n) for n in (first, last)]  # pyright: ignore
+        selected = (expression(given.meta["val"].shape[rows.dim]) - sum(known)) / len(masks)
+        before: list[Any] = [sympy.Integer(0)]
+        after: list[Any] = [0]
+        for n in rows.live or ():
+            is_mask = isinstance(n, fx.Node)
+            before.append(before[-1] + (selected if is_mask else n))
+            after.append(_plus(node, after[-1], size(node, n) if is_mask else n))
         if any(n not in before for n in at):
             raise Unsupported("some rows", node)
-        a, b = (before.index(n) for n in at)
+        a, b = map(before.index, at)
         new = call(node, aten.slice.Tensor, rows.node, dim, after[a], after[b])
-        live = rows.live[a:b]
-        if any(isinstance(n, fx.Node) for n in live):
+        live = (rows.live or ())[a:b]
+        if masks[0] in live:
             self.rows[node] = Rows(new, rows.dim, live)
         else:
             self.ends[node] = new
@@ -351,7 +356,8 @@ class _Kept:
         if live is None or (live not in self.masks and len(live) != 1):
             raise Unsupported("which rows count is not known", node)
         if live not in self.masks:
-            self.masks[live] = self._alive(node, live[0], rows.node, 0)
+            (of,) = live
+            self.masks[live] = self._alive(node, of, rows.node, 0)
         return self.masks[live]
 
     def _again(self, node: fx.Node) -> fx.Node:
@@ -376,9 +382,23 @@ def _is_mask(indices: Any) -> bool:
     return fake is not None and fake.dtype == torch.bool and fake.dim() == 1
 
 
-def _whole(node: fx.Node) -> bool:
-    """Whether a view has all that it is of."""
-    return same_shape(node.meta["val"], node.args[0].meta["val"])  # pyright: ignore
+def _cuts_rows(part: fx.Node, dim: int) -> bool:
+    """Whether a slice has some of what it is of, along ``dim``."""
+    given: Any = part.args
+    if len(given) < 4:
+        return False
+    whole = same_shape(part.meta["val"], given[0].meta["val"])
+    return not whole and _dim(given[0], given[1]) == dim
+
+
+def _expression(bound: Any) -> Any:
+    found = bound.meta["val"] if isinstance(bound, fx.Node) else bound
+    return None if found is None else expression(found)
+
+
+def _plus(like: fx.Node, a: Any, b: Any) -> Any:
+    """Of numbers, or nodes of the graph."""
+    return a + b if isinstance(a, int) and isinstance(b, int) else b if a == 0 else call(like, operator.add, a, b)
 
 
 def _wide(like: fx.Node, mask: fx.Node, dims: int) -> fx.Node:

@@ -79,8 +79,8 @@ class Rewrite:
 
 
 REWRITES = (
-    Rewrite(keep_masked_edges, (When.SUMS,), "the host need not wait for how many edges a mask selects"),
     Rewrite(take_rows, (When.JOINT, When.SUMS), "an index is saved and read once a row, and not once an element"),
+    Rewrite(keep_masked_edges, (When.JOINT, When.SUMS), "the host need not wait for how many edges a mask selects"),
     Rewrite(
         split_joined, (When.JOINT,), "rows that were joined need not be saved: a weight's gradient takes the parts"
     ),
