@@ -51,8 +51,6 @@ GRADIENTS = {
 }
 """Of operators of each element. Not all of them are tagged so."""
 OVER_FEATURES = {aten.sum, aten.mean, aten.amax, aten.amin}
-UNTAGGED = {aten.leaky_relu_backward, aten.elu_backward}
-"""Pointwise, though PyTorch does not say so."""
 PUT = {aten.scatter_add, aten.scatter_reduce, aten.index_add, aten.index_reduce}
 
 
