@@ -347,6 +347,7 @@ MODELS = {
         GraphModel("two_sums", lambda: Stack([TwoSums() for _ in range(3)]), _features(72), fresh=True),
     )
 }
+WHOLE = {m.name for m in MODELS.values() if m.whole}
 """By name."""
 
 

@@ -298,8 +298,7 @@ def worker(group: str, given: argparse.Namespace, made_of: Callable[[str, bool],
         made_of: as ``cases``.
     """
     torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = 256
-    if group in gnn_models.MODELS and gnn_models.MODELS[group].whole:
-        torch._dynamo.config.capture_dynamic_output_shape_ops = True
+    torch._dynamo.config.capture_dynamic_output_shape_ops = group in gnn_models.WHOLE
     until = float(given.until)
     alone_when_timed()
     made: dict[str, Made] = {}
@@ -488,10 +487,9 @@ def main() -> int:
     where, out = environment(), place(given, RESULTS / "gnn.json")
 
     def write(rows: Sequence[dict[str, Any]]) -> None:
-        if out is None:
-            return
         made = {"schema": 1, "environment": where, "rows": list(rows)}
-        out.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
+        if out is not None:
+            out.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
 
     wanted = [g for g in groups() if not given.cases or any(_meant(g, name) for name in given.cases)]
     told_gains(measured(given, wanted, write))
