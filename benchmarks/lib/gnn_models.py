@@ -347,8 +347,8 @@ MODELS = {
         GraphModel("two_sums", lambda: Stack([TwoSums() for _ in range(3)]), _features(72), fresh=True),
     )
 }
-WHOLE = {m.name for m in MODELS.values() if m.whole}
 """By name."""
+WHOLE = {m.name for m in MODELS.values() if m.whole}
 
 
 def kept(model: GraphModel, kind: str, device: str = "cuda", tiny: bool = False) -> tuple[nn.Module, Inputs]:
