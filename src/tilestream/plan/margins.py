@@ -79,14 +79,15 @@ CLEAR_OF_SUMS = 0.02
 """The same where every launch is one of weight gradients. Without us they are a library's products, which Inductor
 fuses with nothing, so that regions stand in nobody's way; what it gains by fusing their biases' sums is less than what
 is not counted: the sums gained 941 us of GraphCast's backward graph where 388 were counted, 108 of DLRM's for 87."""
-SORTS = 1.25
-"""Sums of a joint graph are sorted where they are predicted to gain so many times what the sort takes. Backward saves
-what they read, so that it is in memory, which Inductor's kernel adds while it makes it: that is not counted. SchNet's
-training step was to gain 1.2 times its sorts, and was 4 % slower; its inference gains by them."""
 PAYS = 0.01
 """The same for what regions gain besides what Inductor saves by fusing over their borders, as predicted. Of seven
 graphs of ``benchmarks/results`` that were compiled both ways (fresh models, training, ``whole``) and of ViT-tiny, BERT,
 ConvNeXt-T, Swin-T and EfficientNet-B0 those with regions were faster in all, by 0.3 to 10 times what regions gained."""
+SORTS = 1.25
+"""Sums of a joint graph are sorted where they are predicted to gain so many times what the sort takes. Backward saves
+what they read, so that it is in memory, which Inductor's kernel adds while it makes it: that is not counted. SchNet's
+training step was to gain 1.2 times its sorts, and was 4 % slower, timed on an H200; its inference gains by them
+(docs/gnn.md)."""
 STEP = 0.8
 """A decode step that takes at most this share of what the graph's regions take, each by itself, and launches of what is
 in none, needs no graph of them:
