@@ -1,9 +1,9 @@
 """Whole models of transformers and timm at full depth and published widths, with random weights, and three small ones.
 
 ``MODELS`` are those that the compiler is measured on; ``FRESH`` twenty others, which were chosen with their sizes
-before anything was tuned, and looked at since; ``DRAWN`` were drawn by lot. ``model.problem()`` gives a
-module in bf16, no parameter of which is constant (``varied``), and its inputs. Convolutional models and their images
-are channels last. Needs ``transformers`` and ``timm``.
+before anything was tuned, and looked at since; ``DRAWN`` were drawn by lot. ``model.problem()`` gives a module in bf16,
+no parameter of which is constant (``varied``), and its inputs. Convolutional models and their images are channels last.
+Needs ``transformers`` and ``timm``.
 """
 
 from __future__ import annotations
@@ -309,3 +309,4 @@ DRAWN = _table(
 were measured. Twelve of 46 by ``random.Random(20261129).sample``; from DenseNet on, ten of forty more by
 ``Random(20261130)``."""
 SETS = {"seen": MODELS, "fresh": FRESH, "drawn": DRAWN}
+EVERY = MODELS | FRESH | DRAWN

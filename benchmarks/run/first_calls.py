@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.lib.full_models import SETS
+from benchmarks.lib.full_models import EVERY
 from benchmarks.lib.places import module_command
 from benchmarks.lib.sampling import sampled
 from benchmarks.run.whole_models import CASES, WHOLE, cache_folders, inference, training, write
@@ -37,16 +37,15 @@ from tilestream.run.backend import tilestream
 from tilestream.run.stopwatch import spent
 
 ARMS = ("tilestream", "inductor", "capture")
-WHOLE_MODELS = {name: model for models in SETS.values() for name, model in models.items()}
-NAMES = (*CASES, *WHOLE_MODELS)
+NAMES = (*CASES, *EVERY)
 WANTED = ("nerf_65536", "mgn", "graphcast_small")
 LEAST_PERCENT = 1.0
 
 
 def first_call(arm: str, name: str, profile: bool, device: str, sizes: dict[str, Any], train: bool) -> dict[str, Any]:
     """Seconds of the first call in this process, and of that our parts."""
-    if name in WHOLE_MODELS:
-        module, inputs = WHOLE_MODELS[name].problem(device, tiny=device == "cpu")
+    if name in EVERY:
+        module, inputs = EVERY[name].problem(device, tiny=device == "cpu")
     else:
         model, published = CASES[name]
         module, inputs = find(model).make(device=device, training=train, **{**published, **sizes})

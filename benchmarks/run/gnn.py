@@ -448,7 +448,7 @@ def asked(description: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--kernels", type=Path, metavar="FOLDER")
     parser.add_argument("--without", action="append", default=[], metavar="ARM", help="an arm that is left out")
     parser.add_argument("--cpu", action="store_true", help="on our reference machine; kept only where --out says")
-    parser.add_argument("--out", type=Path, help="not where the repository keeps its results")
+    parser.add_argument("--out", type=Path, help="in the place of the repository's results")
     parser.add_argument("--of", help=argparse.SUPPRESS)
     parser.add_argument("--until", help=argparse.SUPPRESS)
     return parser

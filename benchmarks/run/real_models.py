@@ -22,11 +22,9 @@ from collections.abc import Iterator, Sequence
 from importlib import metadata
 from typing import Any
 
-from benchmarks.lib.full_models import SETS
+from benchmarks.lib.full_models import EVERY, SETS
 from benchmarks.lib.places import RESULTS
 from benchmarks.run.gnn import Case, asked, began, measured, place, told_gains
-
-EVERY = {name: model for models in SETS.values() for name, model in models.items()}
 
 
 def cases(name: str, cpu: bool) -> Iterator[Case]:

@@ -23,7 +23,7 @@ def open_factors(node: fx.Node, _: Settings) -> fx.Node | None:
         if made is None or read is None or scaled is None or not made.dtype == read.dtype == scaled.dtype:
             continue
         if made.numel() == 1 and read.shape == scaled.shape and read.is_floating_point():
-            number = next(a for a in factor.args if isinstance(a, fx.Node))
+            (number,) = factor.all_input_nodes
             return call(node, aten.add.Tensor, call(node, aten.mul.Tensor, rows, number), rows)
     return None
 

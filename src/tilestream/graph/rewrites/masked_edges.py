@@ -83,8 +83,7 @@ def _mask(node: fx.Node) -> tuple[fx.Node, fx.Node, int] | None:
         return None
     given: Any = node.args
     of, (*before, mask) = given
-    found = value(mask)
-    if found is None or found.dtype != torch.bool or found.dim() != 1 or any(i is not None for i in before):
+    if not _is_mask(mask) or any(i is not None for i in before):
         return None
     return (of, mask, len(before)) if free_unbacked_symbols(fake.shape[len(before)]) else None
 
@@ -127,8 +126,9 @@ class _Kept:
         """Let everybody read what stands for what was selected, and sort."""
         for old, new in self.ends.items():
             old.replace_all_uses_with(new)
+        new = {r.node for r in self.rows.values()} | set(self.ends.values())
         for old in reversed([*self.graph.nodes]):
-            if any(old in each for each in (self.rows, self.sizes, self.ends, self.checks)) and old not in self._new:
+            if any(old in each for each in (self.rows, self.sizes, self.ends, self.checks)) and old not in new:
                 self.graph.erase_node(old)
         same = first_alike(self.graph)
         together: dict[tuple[Any, ...], list[Sum]] = defaultdict(list)
@@ -142,10 +142,6 @@ class _Kept:
                 node.replace_all_uses_with(first)
         return len(self.ends)
 
-    @property
-    def _new(self) -> set[fx.Node]:
-        return {r.node for r in self.rows.values()} | set(self.ends.values())
-
     # -- one node -------------------------------------------------------------------------------
 
     def _stands_for(self, node: fx.Node) -> None:
@@ -157,7 +153,7 @@ class _Kept:
             self._size(node)
         elif kind is aten.cat:
             self._cat(node)
-        elif kind is aten.index_put and _is_mask(node.args[1]):
+        elif kind is aten.index_put and _puts_at_mask(node):
             self._back(node)
         elif kind in PUT or (kind is aten.index_put and node.args[3:4] == (True,)):
             self._reduced(node)
@@ -315,14 +311,15 @@ class _Kept:
         args: Any = node.args
         given, dim, first, last, *step = args
         rows, at = self.rows[given], [_expression(first), _expression(last)]
-        known = [n for n in rows.live or () if isinstance(n, int)]
-        masks = [n for n in rows.live or () if isinstance(n, fx.Node)]
-        if len(known) + len(masks) != len(rows.live or ()) or len(set(masks)) != 1 or step not in ([], [1]):
+        live = rows.live or ()
+        known = [n for n in live if isinstance(n, int)]
+        masks = [n for n in live if isinstance(n, fx.Node)]
+        if len(known) + len(masks) != len(live) or len(set(masks)) != 1 or step not in ([], [1]):
             raise Unsupported("some rows", node)
         selected = (expression(given.meta["val"].shape[rows.dim]) - sum(known)) / len(masks)
         before: list[Any] = [sympy.Integer(0)]
         after: list[Any] = [0]
-        for n in rows.live or ():
+        for n in live:
             is_mask = isinstance(n, fx.Node)
             before.append(before[-1] + (selected if is_mask else n))
             after.append(_plus(node, after[-1], size(node, n) if is_mask else n))
@@ -330,9 +327,8 @@ class _Kept:
             raise Unsupported("some rows", node)
         a, b = map(before.index, at)
         new = call(node, aten.slice.Tensor, rows.node, dim, after[a], after[b])
-        live = (rows.live or ())[a:b]
-        if masks[0] in live:
-            self.rows[node] = Rows(new, rows.dim, live)
+        if masks[0] in live[a:b]:
+            self.rows[node] = Rows(new, rows.dim, live[a:b])
         else:
             self.ends[node] = new
 
@@ -376,9 +372,14 @@ def _alike(before: fx.Node, view: fx.Node) -> bool:
     return packet(view) in (*SAME_NUMBERS, aten.slice) and a.dim() == 1 and same_size(a.shape[0], b.shape[0])
 
 
-def _is_mask(indices: Any) -> bool:
-    """Whether what is put somewhere is put where one mask says."""
-    fake = value(indices[0]) if len(indices) == 1 else None
+def _puts_at_mask(node: fx.Node) -> bool:
+    indices: Any = node.args[1]
+    return len(indices) == 1 and _is_mask(indices[0])
+
+
+def _is_mask(index: Any) -> bool:
+    """Whether an index says of each row whether it is meant."""
+    fake = value(index)
     return fake is not None and fake.dtype == torch.bool and fake.dim() == 1
 
 
