@@ -8,7 +8,7 @@ import torch
 
 from tilestream.errors import InputError
 from tilestream.ir.dtypes import ELEMENT_DTYPES
-from tilestream.ir.pipeline import Pipeline, Role, Tensor
+from tilestream.ir.pipeline import Pipeline, Role, Tensor, TileOp
 from tilestream.ir.taps import rows_given
 from tilestream.reference.ops import Arithmetic
 
@@ -17,7 +17,8 @@ def check_inputs(pipeline: Pipeline, tensors: Mapping[str, torch.Tensor], arithm
     """The number of rows, which all inputs share.
 
     Raises:
-        InputError: a tensor is missing, is not of the pipeline, or has the wrong shape, dtype or device.
+        InputError: a tensor is missing, is not of the pipeline, or has the wrong shape, dtype or device; or an index
+            names a row that there is not.
     """
     wanted = {t.name: t for t in pipeline.tensors if t.role is not Role.OUTPUT}
     missing = [name for name in wanted if name not in tensors]
@@ -34,6 +35,8 @@ def check_inputs(pipeline: Pipeline, tensors: Mapping[str, torch.Tensor], arithm
         )
     for name, want in wanted.items():
         _check_tensor(want, tensors[name], arithmetic)
+    for op in (op for stage in pipeline.stages for op in stage.ops if op.index):
+        _check_index(op, tensors[op.params[0]], tensors[op.index])
     inputs = tuple(name for name, want in wanted.items() if want.role is Role.INPUT)
     return rows_given(pipeline, lambda name: tensors[name].shape[0], inputs)
 
@@ -53,3 +56,16 @@ def _check_tensor(want: Tensor, got: torch.Tensor, arithmetic: Arithmetic) -> No
         raise InputError(f"{what} is {got.dtype}, the pipeline takes {dtype}", f"convert it with .to({dtype})")
     if got.device.type != "cpu":
         raise InputError(f"{what} is on {got.device}, the reference machine runs on the CPU", "move it with .cpu()")
+
+
+def _check_index(op: TileOp, table: torch.Tensor, index: torch.Tensor) -> None:
+    """An index names rows of its table; those below zero count from its end, as in torch."""
+    rows = len(table)
+    outside = (index < -rows) | (index >= rows)
+    if bool(outside.any()):
+        at = int(outside.nonzero()[0, 0])
+        raise InputError(
+            f"index {op.index!r} is {int(index[at])} where table {op.params[0]!r} has {rows} rows"
+            f" ({op.source or 'no source line'})",
+            f"give indices from {-rows} to {rows - 1}",
+        )

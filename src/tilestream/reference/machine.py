@@ -9,18 +9,16 @@ from typing import Literal
 import torch
 from torch.nn import functional
 
-from tilestream.ir.columns import first_column
 from tilestream.ir.launches import cut_at_dram
-from tilestream.ir.pipeline import Pipeline, Role, Stage, Tile, TileOp, Transport
+from tilestream.ir.pipeline import Pipeline, Role, Stage, TileOp, Transport
 from tilestream.ir.plain import by_rows
 from tilestream.ir.shapes import check_shapes
-from tilestream.ir.taps import Tap
 from tilestream.ir.verify import verify
 from tilestream.reference.inputs import check_inputs
 from tilestream.reference.mesh_machine import run_meshes
-from tilestream.reference.node_sums import NodeSums
-from tilestream.reference.ops import ARITHMETIC, Arithmetic, evaluate, pixels, take
+from tilestream.reference.ops import ARITHMETIC, Arithmetic
 from tilestream.reference.ring import Slots, Wait, take_turns
+from tilestream.reference.rows import Rows
 
 Observe = Callable[[str, int, torch.Tensor], None]
 
@@ -104,14 +102,7 @@ class _Launch:
         self.arithmetic = arithmetic
         self.observe = observe
         self.described = pipeline.tiles()
-        self.inputs = {t.name: memory[t.name] for t in pipeline.by_role(Role.INPUT)}
-        wide = {t.name: memory[t.name] for t in pipeline.by_role(Role.PARAMETER)}
-        self.params = {n: arithmetic.widen(x) if x.is_floating_point() else x for n, x in wide.items()}
-        self.outputs = {
-            t.name: arithmetic.stored(torch.empty(rows, t.features, dtype=arithmetic.dtype), t.dtype)
-            for t in pipeline.by_role(Role.OUTPUT)
-        }
-        self.sums = {op.params[0]: self._sums(op) for stage in pipeline.stages for op in stage.ops if op.receivers}
+        self.tensors = Rows(pipeline, memory, rows, arithmetic)
         self.rings = [Slots(q) for q in pipeline.queues if q.transport is not Transport.DRAM]
         # Every stage must see whole steps, or one of two tiles a step would wait for a tile that nobody makes.
         step = max((s.tiles_per_step for s in pipeline.stages), default=1)
@@ -129,15 +120,7 @@ class _Launch:
             "make each full queue hold at least one step of every stage at its ends, and remove cycles; "
             "tilestream.ir.verify names the rule",
         )
-        whole = {name: self.arithmetic.stored(s.result(), self._dtype(name)) for name, s in self.sums.items()}
-        return self.outputs | whole
-
-    def _dtype(self, tensor: str) -> str:
-        return self.pipeline.tensor(tensor).dtype
-
-    def _sums(self, op: TileOp) -> NodeSums:
-        features = self.pipeline.tensor(op.params[0]).features
-        return NodeSums(op.combine, self.params[op.params[2]].long(), features, self.arithmetic.dtype)
+        return self.tensors.results()
 
     def _work(self, stage: Stage, replica: int) -> Iterator[Wait | None]:
         """One replica of a stage; it does every ``replicas``-th step, in order."""
@@ -158,39 +141,22 @@ class _Launch:
             yield None
 
     def _apply(self, op: TileOp, values: dict[str, torch.Tensor], t: int) -> None:
-        start, stop = t * self.tile_rows, min((t + 1) * self.tile_rows, self.rows)
+        rows = slice(t * self.tile_rows, min((t + 1) * self.tile_rows, self.rows))
+        count = max(0, rows.stop - rows.start)
         if op.out is None:
-            if start < stop and op.receivers:
-                receivers = self.inputs[op.receivers][start:stop]
-                self.sums[op.params[0]].add(receivers, values[op.ins[0]][: stop - start])
-            elif start < stop:
-                tensor = self.outputs[op.params[0]]
-                value, first = values[op.ins[0]][: stop - start], first_column(op)
-                tensor[start:stop, first : first + value.shape[1]] = value.to(tensor.dtype)
+            if count:
+                self.tensors.store(op, values[op.ins[0]][:count], rows)
             return
-        if op.kind == "load":
-            value = self._load(op, op.out, start, stop)
-        else:
-            tiles = [self.described[name] for name in op.ins]
-            params = [self.params[name] for name in op.params]
-            value = evaluate(op, [values[name] for name in op.ins], tiles, params, self.arithmetic)
+        value = self._load(op, rows, count) if op.kind == "load" else self.tensors.evaluate(op, values)
         values[op.out.name] = value
-        if self.observe is not None and start < stop:
-            self.observe(op.out.name, t, value[: stop - start])
+        if self.observe is not None and count:
+            self.observe(op.out.name, t, value[:count])
 
-    def _load(self, op: TileOp, tile: Tile, start: int, stop: int) -> torch.Tensor:
-        if start >= stop:
-            return torch.zeros(self.tile_rows, tile.features, dtype=self.arithmetic.dtype)
-        name = op.params[0]
-        tap = Tap.of(op)
-        if tap is not None:
-            value = pixels(self.params[name], tap, torch.arange(start, stop))
-        elif op.index:
-            value = take(self.params[name], self.inputs[op.index][start:stop], op)
-        else:
-            value = self.arithmetic.widen(self.inputs[name][start:stop])
-        short = self.tile_rows - (stop - start)
-        return functional.pad(value, (0, 0, 0, short)) if short else value
+    def _load(self, op: TileOp, rows: slice, count: int) -> torch.Tensor:
+        """A whole tile; 0 beyond the last row."""
+        if not count:
+            return torch.zeros(self.tile_rows, op.made.features, dtype=self.arithmetic.dtype)
+        return functional.pad(self.tensors.load(op, rows), (0, 0, 0, self.tile_rows - count))
 
 
 def _blocked(stage: Stage, step: range, takes: list[Slots], makes: list[Slots]) -> Wait | None:

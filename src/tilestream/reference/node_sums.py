@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-NEUTRAL = {"sum": 0.0, "max": -torch.inf, "min": torch.inf}
+from tilestream.reference.einsum import COMBINE
+
 HOW = {"sum": "sum", "max": "amax", "min": "amin"}
 
 
@@ -21,7 +22,7 @@ class NodeSums:
     def __init__(self, combine: str, starts: Tensor, features: int, dtype: torch.dtype) -> None:
         self._how, self._empty = HOW[combine], starts.diff() == 0
         shape = len(starts) - 1, features
-        self._total = torch.full(shape, NEUTRAL[combine], dtype=dtype, device=starts.device)
+        self._total = torch.full(shape, COMBINE[combine][0], dtype=dtype, device=starts.device)
 
     def add(self, receivers: Tensor, rows: Tensor) -> None:
         """``rows`` [some, features] are those of nodes ``receivers`` [some]."""

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from tilestream.errors import InputError
 from tilestream.ir.columns import first_column
 from tilestream.ir.dtypes import TORCH_DTYPES
 from tilestream.ir.pipeline import Tile, TileOp
@@ -126,24 +125,6 @@ NORM: dict[str, Callable[[Tensor, Sequence[Tensor], TileOp], Tensor]] = {
     "rms_norm": _rms_norm,
     "softmax": lambda x, _params, _op: torch.softmax(x, 1),
 }
-
-
-def take(table: Tensor, index: Tensor, op: TileOp) -> Tensor:
-    """Rows of ``table`` that ``index`` names; those below zero count from its end, as in torch.
-
-    Raises:
-        InputError: an index lies outside of the table.
-    """
-    rows = len(table)
-    outside = (index < -rows) | (index >= rows)
-    if bool(outside.any()):
-        at = int(outside.nonzero()[0, 0])
-        raise InputError(
-            f"index {op.index!r} is {int(index[at])} where table {op.params[0]!r} has {rows} rows"
-            f" ({op.source or 'no source line'})",
-            f"give indices from {-rows} to {rows - 1}",
-        )
-    return table[index.long()]
 
 
 def pixels(pictures: Tensor, tap: Tap, rows: Tensor) -> Tensor:

@@ -7,12 +7,11 @@ from collections.abc import Mapping
 import torch
 
 from tilestream.ir.axes import ROWS
-from tilestream.ir.columns import first_column, is_part
 from tilestream.ir.dtypes import TORCH_DTYPES
 from tilestream.ir.pipeline import Pipeline, Role, TileOp
-from tilestream.ir.taps import Tap
-from tilestream.reference.node_sums import NodeSums
-from tilestream.reference.ops import FLOAT64, WORKING, evaluate, pixels
+from tilestream.ir.taps import rows_given
+from tilestream.reference.ops import FLOAT64, WORKING
+from tilestream.reference.rows import Rows
 from tilestream.reference.whole_ragged import run_ragged
 
 
@@ -31,50 +30,29 @@ def run_whole(pipeline: Pipeline, tensors: Mapping[str, torch.Tensor]) -> dict[s
         return run_ragged(pipeline, tensors)
     exact = all(t.dtype == torch.float64 for t in tensors.values() if t.is_floating_point())
     arithmetic = FLOAT64 if exact else WORKING
-    tiles = pipeline.tiles()
+    inputs = tuple(t.name for t in pipeline.by_role(Role.INPUT))
+    rows = rows_given(pipeline, lambda name: tensors[name].shape[0], inputs)
+    memory, tiles, every = Rows(pipeline, tensors, rows, arithmetic), pipeline.tiles(), slice(None)
     values: dict[str, torch.Tensor] = {}
-    outputs: dict[str, torch.Tensor] = {}
     left: list[TileOp] = [op for stage in pipeline.stages for op in stage.ops]
     while left:
         ready = [op for op in left if all(name in values for name in op.ins)]
         for op in ready:
-            if op.receivers:
-                made = NodeSums(op.combine, tensors[op.params[2]].long(), tiles[op.ins[0]].features, arithmetic.dtype)
-                made.add(tensors[op.receivers], values[op.ins[0]])
-                outputs[op.params[0]] = arithmetic.stored(made.result(), pipeline.tensor(op.params[0]).dtype)
-            elif op.out is None:
-                _store(op, arithmetic.stored(values[op.ins[0]], pipeline.tensor(op.params[0]).dtype), pipeline, outputs)
+            if op.out is None:
+                memory.store(op, values[op.ins[0]], every)
             elif op.kind == "load":
-                values[op.out.name] = _load(op, tensors)
+                values[op.out.name] = memory.load(op, every)
             elif op.kind == "product":
                 dtype = torch.float64 if exact else TORCH_DTYPES[tiles[op.ins[0]].dtype]
                 first = values[op.ins[0]].to(dtype)
                 if ROWS in op.out.axes:
-                    values[op.out.name] = first @ tensors[op.params[0]]
+                    made = first @ tensors[op.params[0]]
                 else:
-                    values[op.out.name] = first.t() @ values[op.ins[1]].to(dtype)
+                    made = first.t() @ values[op.ins[1]].to(dtype)
+                values[op.out.name] = arithmetic.widen(made)
             elif op.kind == "sum" and ROWS not in op.out.axes:
                 values[op.out.name] = values[op.ins[0]].sum(0, dtype=arithmetic.dtype)
             else:
-                ins = [arithmetic.widen(values[name]) for name in op.ins]
-                params = [arithmetic.widen(tensors[name]) for name in op.params]
-                values[op.out.name] = evaluate(op, ins, [tiles[name] for name in op.ins], params, arithmetic)
+                values[op.out.name] = memory.evaluate(op, values)
         left = [op for op in left if op not in ready]
-    return {t.name: outputs[t.name] for t in pipeline.by_role(Role.OUTPUT)}
-
-
-def _load(op: TileOp, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    value, tap = tensors[op.params[0]], Tap.of(op)
-    if tap is not None:
-        return pixels(value, tap, torch.arange(len(value) * tap.pixels, device=value.device))
-    return value[tensors[op.index].long()] if op.index else value
-
-
-def _store(op: TileOp, value: torch.Tensor, pipeline: Pipeline, outputs: dict[str, torch.Tensor]) -> None:
-    """All columns of an output, or a part of them."""
-    name = op.params[0]
-    if not is_part(op):
-        outputs[name] = value
-        return
-    whole = outputs.setdefault(name, value.new_empty(value.shape[0], pipeline.tensor(name).features))
-    whole[:, first_column(op) : first_column(op) + value.shape[1]] = value
+    return memory.results()
