@@ -38,9 +38,9 @@ from benchmarks.lib.few_rows_workloads import WORKLOADS
 from benchmarks.lib.places import RESULTS, module_command
 from tilestream.apps.models import find
 from tilestream.bench.environment import environment
+from tilestream.ir.lengths import sizes_at
 from tilestream.ir.mesh_traffic import mesh_traffic
 from tilestream.ir.plain import plain
-from tilestream.ir.taps import sizes_at
 from tilestream.options import Options
 from tilestream.plan.analyse import analyse
 from tilestream.run.backend import tilestream

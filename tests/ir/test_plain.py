@@ -10,10 +10,10 @@ from random_programs import Limits
 from tilestream import reference
 from tilestream.ir.axes import Level
 from tilestream.ir.derive import exchanges
+from tilestream.ir.lengths import sizes_at
 from tilestream.ir.mesh_traffic import mesh_traffic
 from tilestream.ir.pipeline import Pipeline, Role, Shard, Stage, Tensor, Tile, TileOp
 from tilestream.ir.plain import plain
-from tilestream.ir.taps import sizes_at
 from tilestream.ir.traffic import traffic
 from tilestream.reference.mesh_machine import run_meshes
 from tilestream.reference.ops import FLOAT64

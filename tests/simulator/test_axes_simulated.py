@@ -20,7 +20,6 @@ from tilestream.options import Options
 from tilestream.plan.planner import plan
 from tilestream.simulator import simulate
 from tilestream.simulator.from_axes import mesh_workload
-from tilestream.simulator.from_pipeline import workload
 from tilestream.simulator.run import run
 
 H200 = get("h200")
@@ -55,7 +54,7 @@ def test_work_is_that_of_the_formulas(p: Pipeline, rows: int) -> None:
     assert stage.work.tensor_flops * stage.tiles == pytest.approx(2 * rows * 2 * 768 * 3072)
     assert stage.work.dram_read * stage.tiles == pytest.approx((rows * 768 + 2 * 768 * 3072) * 2)
     assert stage.work.dram_write * stage.tiles == pytest.approx(rows * 768 * 2)
-    time_s = run(workload(p, rows, H200), H200).time_s
+    time_s = run(mesh_workload(p, {"rows": rows}, H200), H200).time_s
     assert time_s >= stage.work.tensor_flops * stage.tiles / H200.tensor_flops["bf16"]
     assert time_s >= (stage.work.dram_read + stage.work.dram_write) * stage.tiles / H200.dram_bytes_per_s
 
@@ -99,7 +98,7 @@ def test_row_pipelines_are_near_the_model_that_was_fitted(layers: int, width: in
     """Nothing of this one is fitted, and it knows no epilogue that waits: at most so much faster, and hardly slower."""
     found = plan(chain(layers, width), 65_536, H200, Options(strategy=strategy)).chosen.pipeline
     assert found is not None
-    fitted = run(workload(found, 65_536, H200), H200).time_s
+    fitted = simulate(found, 65_536, H200, spans=False).time_us * 1e-6
     counted = run(mesh_workload(found, {"rows": 65_536}, H200), H200).time_s
     assert 0.6 * fitted < counted < 1.25 * fitted
 

@@ -104,10 +104,9 @@ def test_the_busy_time_over_the_run_is_the_work(workload):
     """What the series of utilisation adds up to is what the workload asks of each resource."""
     made = run(workload, SMALL)
     area = {name: sum((stop - start) * shares[name] for start, stop, shares in made.utilisation) for name in made.busy}
-    flops = sum(
-        s.work.tensor_flops * s.tiles + s.once.tensor_flops * max(1, min(s.ctas, s.tiles)) for s in workload.stages()
-    )
-    once = sum(s.once.tensor_flops * max(1, min(s.ctas, s.tiles)) for s in workload.stages())
+    stages = [stage for launch in workload.launches for stage in launch.stages]
+    once = sum(s.once.tensor_flops * max(1, min(s.ctas, s.tiles)) for s in stages)
+    flops = once + sum(s.work.tensor_flops * s.tiles for s in stages)
     assert made.flops == pytest.approx(flops)
     assert area["tensor"] == pytest.approx((flops - once) / SMALL.tensor_flops["bf16"], rel=1e-6, abs=1e-15)
     assert area["dram"] == pytest.approx(made.bytes["dram"] / SMALL.dram_bytes_per_s, rel=1e-6, abs=1e-15)

@@ -1,6 +1,7 @@
-"""How many positions of a ragged axis each position around it has: what bytes, steps and times are counted from.
+"""The size of every axis at a call, and how many positions of a ragged one each position around it has: what bytes,
+steps and times are counted from.
 
-A pipeline does not say; a call does (its bounds), a user may, or it is assumed.
+Of lengths a pipeline does not say; a call does (its bounds), a user may, or it is assumed.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ from functools import cached_property
 from math import ceil, prod
 
 from tilestream.errors import InputError
-from tilestream.ir.axes import Axis, around
+from tilestream.ir.axes import ROWS, Axis, View, around
 from tilestream.ir.pipeline import Pipeline
+from tilestream.ir.plain import by_rows, plain
 
 EDGES_A_NODE = 10
 """Positions within one, where neither how many there are nor their lengths are known."""
@@ -133,6 +135,7 @@ def sizes_of(p: Pipeline, size: Mapping[str, int], known: Mapping[str, Lengths] 
     """
     if isinstance(size, Sizes):
         return size
+    p = p if by_rows(p) else plain(p)
     sizes, found = {**p.sizes(), **size}, {}
     outer = {a.name: a.of for a in p.ragged.values()}
     for axis in sorted(p.ragged.values(), key=lambda a: len(around((a.name,), outer))):
@@ -150,12 +153,28 @@ def sizes_of(p: Pipeline, size: Mapping[str, int], known: Mapping[str, Lengths] 
     rows = max((sizes[axis] for axis in outermost(p) if axis in sizes), default=None)
     if p.ragged and rows is not None:  # tables that nobody says anything of
         sizes = {**{axis.name: rows for axis in p.axes() if axis.size is None}, **sizes}
+    if not p.ragged:
+        sizes = {**_implied(p, sizes), **sizes}
     return Sizes(sizes, p.ragged, found)
 
 
+def _implied(p: Pipeline, size: Mapping[str, int]) -> dict[str, int]:
+    """Sizes that follow from others: of what a row's place divided is a coordinate, as images are of pixels."""
+    axes = {t.name: t.axes for t in p.tensors}
+    found = {}
+    views = (v for s in p.stages for op in s.ops for v in op.tensors if isinstance(v, View) and v.of in axes)
+    for view in views:
+        for axis, at in zip(axes[view.of], view.at or (), strict=False):
+            one = at.axes[0] if len(at.axes) == 1 else ""
+            if axis.size is None and axis.name != one and one in size and not at.index and not at.within:
+                found[axis.name] = ceil(size[one] / at.over)
+    return found
+
+
 def sizes_at(p: Pipeline, rows: int, edges: int = 0) -> Sizes:
-    """``sizes_of`` a call of a ragged pipeline with so many nodes, and edges where that is known: not 0."""
-    return sizes_of(p, dict.fromkeys(outermost(p), rows) | (dict.fromkeys(p.ragged, edges) if edges else {}))
+    """``sizes_of`` a call with so many rows, or nodes of a ragged pipeline, and edges where that is known: not 0."""
+    each = dict.fromkeys(outermost(p) or [ROWS.name], rows)
+    return sizes_of(p, each | (dict.fromkeys(p.ragged, edges) if edges else {}))
 
 
 def outermost(p: Pipeline) -> list[str]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from math import ceil
 
 from tilestream.errors import InputError, VerifyError
 from tilestream.ir.axes import ROWS, At
@@ -145,12 +144,6 @@ def pictures(p: Pipeline) -> dict[str, int]:
     loads = [op for s in p.stages for op in s.ops if op.kind == "load"]
     found = ((op.params[0], Tap.of(op) or Tap.seen(op)) for op in loads)
     return {name: tap.pixels for name, tap in found if tap is not None}
-
-
-def sizes_at(p: Pipeline, rows: int) -> dict[str, int]:
-    """Sizes of all axes where a call has ``rows`` rows: how many pictures make them is one, if taps read any."""
-    images = {p.tensor(name).axes[0].name: ceil(rows / pixels) for name, pixels in pictures(p).items()}
-    return {**p.sizes(), ROWS.name: rows, **images}
 
 
 def ragged_sizes(p: Pipeline, length: Callable[[str], int]) -> dict[str, int]:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil
 
+from tilestream.ir.axes import ROWS
 from tilestream.ir.launches import cut_at_dram
 from tilestream.ir.lengths import EDGES_A_NODE
+from tilestream.ir.mesh_traffic import mesh_traffic
 from tilestream.ir.pipeline import DTYPE_BYTES, Pipeline, Residency, Role, Stage, Transport
+from tilestream.ir.plain import by_rows, plain
 from tilestream.ir.sizes import bytes_of, in_places, loaded_bytes, table_bytes, tiles_of, weight_bytes, width
 
 
@@ -42,6 +46,13 @@ class Traffic:
     def levels(self) -> dict[str, int]:
         """The four levels by name, as reports show them."""
         return {"registers": self.registers, "shared": self.shared, "l2": self.l2, "dram": self.dram}
+
+
+def levels_of(pipeline: Pipeline, size: Mapping[str, int]) -> dict[str, int]:
+    """Bytes of each level of any pipeline. ``size``: of the axes that are read at the call (``ir.lengths``)."""
+    if by_rows(pipeline):
+        return traffic(pipeline, size[ROWS.name]).levels()
+    return mesh_traffic(plain(pipeline), size)
 
 
 def traffic(pipeline: Pipeline, rows: int) -> Traffic:

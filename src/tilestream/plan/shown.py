@@ -23,8 +23,7 @@ def pipeline_us(pipeline: Pipeline, rows: int, device: Device, edges: int = 0) -
         edges: of a ragged pipeline; 0 where that is not known.
     """
     try:
-        size = sizes_at(pipeline, rows, edges) if pipeline.ragged else rows
-        return simulate(pipeline, size, device, spans=False).time_us
+        return simulate(pipeline, sizes_at(pipeline, rows, edges), device, spans=False).time_us
     except (PipelineDeadlock, WorkloadError, DeviceError, VerifyError):
         return None
 

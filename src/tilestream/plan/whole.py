@@ -17,13 +17,10 @@ from tilestream.graph.decode import STEP
 from tilestream.graph.eager import EagerOp
 from tilestream.graph.nodes import name as target_name
 from tilestream.graph.rewrites.epilogues import with_epilogues
-from tilestream.ir import lengths
 from tilestream.ir.launches import cut_at_dram
-from tilestream.ir.mesh_traffic import mesh_traffic
-from tilestream.ir.pipeline import Pipeline
-from tilestream.ir.plain import by_rows, plain
-from tilestream.ir.taps import sizes_at
-from tilestream.ir.traffic import traffic
+from tilestream.ir.lengths import sizes_at
+from tilestream.ir.plain import by_rows
+from tilestream.ir.traffic import levels_of
 from tilestream.plan.candidates import Candidate
 from tilestream.plan.decode import PLANNED
 from tilestream.plan.fusion import units
@@ -202,24 +199,11 @@ def _pipeline(region: RegionAnalysis, candidate: Candidate, device: Device) -> L
         candidate.name,
         sum(len(cut_at_dram(p)) if by_rows(p) else 1 for p in pipelines),
         float(region.flops),
-        float(sum(_dram_bytes(p, region.rows, region.edges) for p in pipelines)),
+        float(sum(levels_of(p, sizes_at(p, region.rows, region.edges))["dram"] for p in pipelines)),
         region.kind,
         region.modules,
         predicted_by(pipelines),
     )
-
-
-def _dram_bytes(pipeline: Pipeline, rows: int, edges: int) -> int:
-    """Between DRAM and the chip, each tensor once."""
-    if pipeline.ragged:
-        return mesh_traffic(pipeline, lengths.sizes_at(pipeline, rows, edges))["dram"]
-    return traffic(pipeline, rows).dram if by_rows(pipeline) else bytes_of_axes(pipeline, rows)["dram"]
-
-
-def bytes_of_axes(pipeline: Pipeline, rows: int) -> dict[str, int]:
-    """Bytes by level (``ir.mesh_traffic``) of what is no stream of rows, with so many."""
-    written = plain(pipeline)
-    return mesh_traffic(written, sizes_at(written, rows))
 
 
 def _timed(steps: Sequence[_Step], device: Device) -> WholePlan:

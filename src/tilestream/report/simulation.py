@@ -169,7 +169,6 @@ def _runs(planned: Analysis, own: bool, known: set[tuple[str, str]]) -> list[Run
         if candidate is None or candidate.pipeline is None or (region.name, candidate.strategy) in known:
             continue
         pipeline = candidate.pipeline
-        size = sizes_at(pipeline, region.rows, region.edges) if pipeline.ragged else region.rows
-        outcome = simulate(pipeline, size, device)
+        outcome = simulate(pipeline, sizes_at(pipeline, region.rows, region.edges), device)
         made.append(Run(region.name, candidate.strategy, own, candidate.pipeline, outcome))
     return made

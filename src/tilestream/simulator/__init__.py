@@ -19,16 +19,15 @@ from tilestream.errors import InputError, PipelineDeadlock, TilestreamError, Wor
 from tilestream.ir.axes import ROWS
 from tilestream.ir.launches import cut_at_dram
 from tilestream.ir.lengths import Lengths, Sizes, outermost, sizes_of
-from tilestream.ir.mesh_traffic import mesh_traffic
 from tilestream.ir.pipeline import Pipeline, Transport
-from tilestream.ir.plain import by_rows, plain
+from tilestream.ir.plain import by_rows
 from tilestream.ir.sizes import tiles_of
-from tilestream.ir.traffic import traffic
+from tilestream.ir.traffic import levels_of
 from tilestream.kernels.costs import ClosedForm
 from tilestream.kernels.families import kernel_of
 from tilestream.kernels.kernel import Kernel
 from tilestream.kernels.segments.kernel import SegmentsKernel
-from tilestream.simulator.from_axes import implied, mesh_workload
+from tilestream.simulator.from_axes import mesh_workload
 from tilestream.simulator.from_pipeline import launches_of
 from tilestream.simulator.launch import MOST_TILES, LaunchResult
 from tilestream.simulator.launch import simulate as simulate_launch
@@ -36,7 +35,7 @@ from tilestream.simulator.ragged import segments_launch
 from tilestream.simulator.run import LaunchRun, Run, StageRun, run
 from tilestream.simulator.spans import Simulation, Span
 from tilestream.simulator.tables import moved
-from tilestream.simulator.workload import SimLaunch, Workload
+from tilestream.simulator.workload import SimLaunch
 
 __all__ = ["LaunchRun", "Run", "Simulation", "Span", "StageRun", "run", "simulate"]
 
@@ -69,70 +68,58 @@ def simulate(
         PipelineDeadlock: the queues hold too little for the pipeline to finish.
         WorkloadError: the stages of a launch are not all resident at once on the device.
     """
+    given = rows if isinstance(rows, Mapping) else dict.fromkeys(outermost(pipeline) or [ROWS.name], rows)
+    size = sizes_of(pipeline, given, lengths)
     if not by_rows(pipeline):
-        size = rows if isinstance(rows, Mapping) else dict.fromkeys(outermost(pipeline) or [ROWS.name], rows)
-        if pipeline.ragged:
-            return _ragged(pipeline, sizes_of(pipeline, size, lengths), device, spans)
-        return _any_axes(pipeline, size, device)
-    if isinstance(rows, Mapping):
-        if ROWS.name not in rows:
-            raise InputError("the size of rows is read at the call", "say what it is: {'rows': 65536}")
-        rows = rows[ROWS.name]
+        return _any_axes(pipeline, size, device, spans)
+    if ROWS.name not in size:
+        raise InputError("the size of rows is read at the call", "say what it is: {'rows': 65536}")
+    rows = size[ROWS.name]
     if rows <= 0:
-        return Simulation(pipeline.name, device.name, 0, 0.0, (), (), traffic(pipeline, 0).levels(), {})
+        return Simulation(pipeline.name, device.name, 0, 0.0, (), (), levels_of(pipeline, size), {})
     steps = sum(tiles_of(rows, s) / s.tiles_per_step for s in pipeline.stages)
     if steps > most_steps:
         return _extrapolated(pipeline, rows, device, most_steps, int(rows * most_steps / steps), spans)
     return _exact(pipeline, rows, device, spans)
 
 
-def _any_axes(pipeline: Pipeline, size: Mapping[str, int], device: Device) -> Simulation:
-    """A pipeline that is not written in ops of rows: its kernel's closed form; while there is no kernel of it, its
-    stages' tiles are shares of their work, with no numbers."""
-    size = {**implied(plain(pipeline), size), **size}
-    counted = mesh_workload(pipeline, size, device)
-    kernel = kernel_of(pipeline)
-    if kernel.closed_form is not None and not kernel.refusal:
-        return _by_form(kernel, kernel.closed_form, counted, size, device)
-    levels = _levels(pipeline, size)
-    return _ran(pipeline, size.get(ROWS.name, 0), device, [[k] for k in counted.launches], levels, most=MOST_TILES)
-
-
-def _ragged(pipeline: Pipeline, size: Sizes, device: Device, spans: bool) -> Simulation:
-    """A pipeline of ragged axes: its kernel's counts, or its own, dealt to CTAs by the lengths."""
-    unknown = [axis for axis in outermost(pipeline) if axis not in size]
+def _any_axes(pipeline: Pipeline, size: Sizes, device: Device, spans: bool) -> Simulation:
+    """A pipeline that is not written in ops of rows: by its kernel's closed form, or its counts dealt to CTAs by the
+    lengths of ragged axes. While there is no kernel of it, its stages' tiles are shares of their work; with no numbers,
+    unless an axis is ragged."""
+    ragged = outermost(pipeline)
+    unknown = [axis for axis in ragged if axis not in size]
     if unknown:
         raise InputError(
             f"the size of {', '.join(unknown)} is read at the call", f"say what it is: {{{unknown[0]!r}: 10000}}"
         )
-    rows = max(size[axis] for axis in outermost(pipeline))
+    rows = max(size.get(axis, 0) for axis in ragged or [ROWS.name])
     note = "; ".join(f"{axis}: {each.told()}" for axis, each in size.lengths.items())
-    levels = _levels(pipeline, size)
-    if rows <= 0:
-        return Simulation(pipeline.name, device.name, 0, 0.0, (), (), levels, {}, note=note)
-    kernel = kernel_of(pipeline) if len(pipeline.stages) == 1 else None
+    if ragged and rows <= 0:
+        return Simulation(pipeline.name, device.name, 0, 0.0, (), (), levels_of(pipeline, size), {}, note=note)
+    kernel = kernel_of(pipeline)
     if isinstance(kernel, SegmentsKernel) and not kernel.refusal:
         launches = (segments_launch(kernel, size, device),)
     else:
         launches = mesh_workload(pipeline, size, device).launches
+        if kernel.closed_form is not None and not kernel.refusal:
+            return _by_form(kernel, kernel.closed_form, launches, size, device)
+    levels = levels_of(pipeline, size)
     few = sum(stage.tiles for launch in launches for stage in launch.stages) <= MOST_TILES
-    traced = [pipeline] * len(launches) if spans and few else ()
+    traced = [pipeline] * len(launches) if ragged and spans and few else ()
     made = _ran(pipeline, rows, device, [[k] for k in launches], levels, traced, most=MOST_TILES)
     return replace(made, note=note)
 
 
-def _levels(pipeline: Pipeline, size: Mapping[str, int]) -> dict[str, int]:
-    return mesh_traffic(plain(pipeline), size)
-
-
 def _by_form(
-    kernel: Kernel, form: ClosedForm, counted: Workload, size: Mapping[str, int], device: Device
+    kernel: Kernel, form: ClosedForm, launches: Sequence[SimLaunch], size: Sizes, device: Device
 ) -> Simulation:
-    """The time of a closed form, and what ``counted`` moves and multiplies in it; nothing is known of single steps."""
+    """The time of a closed form, and what ``launches`` move and multiply in it; nothing is known of single steps."""
     pipeline, rows = kernel.launch, size[ROWS.name]
     seconds = kernel.cost(rows, device).seconds if rows > 0 else 0.0
-    amounts = [moved(launch, device) for launch in counted.launches]
-    dtype = next((s.work.dtype for s in counted.stages() if s.work.tensor_flops), "bf16")
+    amounts = [moved(launch, device) for launch in launches]
+    stages = (stage for launch in launches for stage in launch.stages)
+    dtype = next((s.work.dtype for s in stages if s.work.tensor_flops), "bf16")
     busy_s = {
         "tensor": sum(a.flops for a in amounts) / device.tensor_flops[dtype],
         "dram": sum(a.dram for a in amounts) / device.dram_bytes_per_s,
@@ -145,7 +132,7 @@ def _by_form(
         seconds * 1e6,
         (seconds * 1e6,),
         (),
-        _levels(pipeline, size),
+        levels_of(pipeline, size),
         {name: min(1.0, busy / seconds) for name, busy in busy_s.items()} if seconds else {},
         simulated_rows=rows,
         note=f"by the closed form of {form.name}, as a whole",
@@ -168,7 +155,7 @@ def _extrapolated(pipeline: Pipeline, rows: int, device: Device, most_steps: int
     launches = tuple(a + (a - b) * scale for a, b in zip(whole.launches_us, half.launches_us, strict=True))
     time_us = sum(launches)
     note = f"{part} of {rows} rows simulated step by step (at most {most_steps} steps), the rest at their steady rate"
-    levels = traffic(pipeline, rows).levels()
+    levels = levels_of(pipeline, {ROWS.name: rows})
     return replace(
         whole,
         rows=rows,
@@ -183,7 +170,7 @@ def _extrapolated(pipeline: Pipeline, rows: int, device: Device, most_steps: int
 
 def _exact(pipeline: Pipeline, rows: int, device: Device, spans: bool) -> Simulation:
     traced = cut_at_dram(pipeline) if spans else ()
-    levels = traffic(pipeline, rows).levels()
+    levels = levels_of(pipeline, {ROWS.name: rows})
     return _ran(pipeline, rows, device, launches_of(pipeline, rows, device), levels, traced)
 
 

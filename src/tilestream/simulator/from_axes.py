@@ -11,7 +11,7 @@ from math import ceil, prod
 
 from tilestream.devices import Device
 from tilestream.errors import DeviceError, InputError
-from tilestream.ir.axes import Level, View
+from tilestream.ir.axes import Level
 from tilestream.ir.derive import WRITES, divided, exchanges, mentions, sums
 from tilestream.ir.lengths import Lengths, Sizes, sizes_of
 from tilestream.ir.mesh_traffic import accesses, indices, stage_traffic, through
@@ -22,19 +22,6 @@ from tilestream.ir.tileops import OPS
 from tilestream.simulator.by_index import by_index
 from tilestream.simulator.ragged import in_blocks, shuffled, weights
 from tilestream.simulator.workload import Engine, SimLaunch, SimQueue, SimStage, TileWork, Workload
-
-
-def implied(p: Pipeline, size: Mapping[str, int]) -> dict[str, int]:
-    """Sizes that follow from others: of what a row's place divided is a coordinate, as images are of pixels."""
-    axes = {t.name: t.axes for t in p.tensors}
-    found = {}
-    views = (v for s in p.stages for op in s.ops for v in op.tensors if isinstance(v, View) and v.of in axes)
-    for view in views:
-        for axis, at in zip(axes[view.of], view.at or (), strict=False):
-            one = at.axes[0] if len(at.axes) == 1 else ""
-            if axis.size is None and axis.name != one and one in size and not at.index and not at.within:
-                found[axis.name] = ceil(size[one] / at.over)
-    return found
 
 
 def mesh_workload(

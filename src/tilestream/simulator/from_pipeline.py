@@ -1,4 +1,4 @@
-"""A pipeline of the IR as launches of a workload: its stages' steps, on the simulator's memories and queues.
+"""A pipeline in ops of rows as launches of a workload: its stages' steps, on the simulator's memories and queues.
 
 A replica is one CTA alone on its SM, and its tile is a step: one tile for each of two warpgroups, which share the
 pipes side by side, or one tile for both. How long a step takes with everything at hand is the cost model's
@@ -13,38 +13,26 @@ from math import ceil
 
 from tilestream.devices import Device
 from tilestream.errors import PipelineDeadlock
-from tilestream.ir.axes import ROWS
 from tilestream.ir.launches import cut_at_dram
 from tilestream.ir.lengths import EDGES_A_NODE
 from tilestream.ir.pipeline import Pipeline, Queue, Residency, Stage, Transport
-from tilestream.ir.plain import by_rows
 from tilestream.ir.sizes import at_once, bytes_of, in_places, loaded_bytes, phases, table_bytes, tiles_of, weight_bytes
 from tilestream.kernels.costs import overlapped
 from tilestream.kernels.stream.stage_cost import stage_cost
-from tilestream.simulator.from_axes import mesh_workload
 from tilestream.simulator.library import Cache, bulk_kernels, launches
 from tilestream.simulator.tables import compute_s
-from tilestream.simulator.workload import Engine, SimLaunch, SimQueue, SimStage, TileWork, Workload
+from tilestream.simulator.workload import Engine, SimLaunch, SimQueue, SimStage, TileWork
 
 WARPGROUPS = 2
 """Of a CTA: each hands its own tile on."""
 
 
-def workload(pipeline: Pipeline, rows: int, device: Device) -> Workload:
-    """``pipeline`` over ``rows`` rows, as ``device`` would run it.
-
-    Pipelines with other axes than rows are counted by ``from_axes``.
+def launches_of(pipeline: Pipeline, rows: int, device: Device) -> list[list[SimLaunch]]:
+    """The kernels of each launch: one of ours, or those of libraries that a launch of strategy ``bulk`` stands for.
 
     Raises:
         PipelineDeadlock: a queue holds less than a step of its stages.
     """
-    if not by_rows(pipeline):
-        return mesh_workload(pipeline, {ROWS.name: rows}, device)
-    return Workload(pipeline.name, tuple(k for kernels in launches_of(pipeline, rows, device) for k in kernels))
-
-
-def launches_of(pipeline: Pipeline, rows: int, device: Device) -> list[list[SimLaunch]]:
-    """The kernels of each launch: one of ours, or those of libraries that a launch of strategy ``bulk`` stands for."""
     parts = cut_at_dram(pipeline)
     if pipeline.strategy != "bulk":
         return [[launch_of(p, rows, device)] for p in parts]

@@ -1,13 +1,14 @@
 """What the simulator runs: stages of tiles joined by rings, launch after launch.
 
-A ``Pipeline`` of the IR becomes a workload (``simulator.from_pipeline``), and so does a whole captured model, operator
-by operator (``kitsune``): training graphs, attention and gathers included, which the CUDA back end does not take.
+A ``Pipeline`` of the IR becomes one (``from_pipeline``, ``from_axes``, ``ragged``), and so does a whole captured model,
+operator by operator (``kitsune``): training graphs, attention and gathers included, which the CUDA back end does not
+take.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 
@@ -144,10 +145,6 @@ class Workload:
 
     name: str
     launches: tuple[SimLaunch, ...]
-
-    def stages(self) -> Iterator[SimStage]:
-        for launch in self.launches:
-            yield from launch.stages
 
 
 def check(launch: SimLaunch) -> None:
