@@ -45,7 +45,7 @@ def test_bytes_are_those_that_the_machine_moves(name: str) -> None:
     stored = {t.name: given[t.name].to(ELEMENT_DTYPES[t.dtype]) for t in p.tensors if t.name in given}
     run_meshes(p, stored, WORKING, moved)
     sizes = {a.name: n for t in p.tensors if t.name in given for a, n in zip(t.axes, given[t.name].shape, strict=True)}
-    assert mesh_traffic(p, sizes, {"edges": Lengths.of(LENGTHS)})["l2"] == moved.bytes["l2"]
+    assert mesh_traffic(p, sizes_of(p, sizes, {"edges": Lengths.of(LENGTHS)}))["l2"] == moved.bytes["l2"]
 
 
 def test_two_ragged_axes_of_one_outer_are_long_together() -> None:

@@ -19,11 +19,11 @@ from tilestream.ir.derive import (
     placement,
     wanted,
 )
-from tilestream.ir.lengths import Lengths, Sizes, sizes_of
+from tilestream.ir.lengths import Sizes, sizes_of
 from tilestream.ir.pipeline import ELEMENT_BYTES, Pipeline, Queue, Role, Stage, TileOp
 
 
-def mesh_traffic(p: Pipeline, size: Mapping[str, int], lengths: Mapping[str, Lengths] | None = None) -> dict[str, int]:
+def mesh_traffic(p: Pipeline, size: Mapping[str, int]) -> dict[str, int]:
     """Bytes by level: ``shared`` and ``dsm`` of collectives inside a CTA and a cluster, ``l2``, and ``dram``.
 
     ``dram`` is compulsory: each tensor once, and DRAM queues; of a table that is read by an index, the rows that are
@@ -32,10 +32,9 @@ def mesh_traffic(p: Pipeline, size: Mapping[str, int], lengths: Mapping[str, Len
     for each step of a loop that the op has and the tensor lacks.
 
     Args:
-        size: of every axis, those that are read at the call too.
-        lengths: of ragged axes; equal ones where none are given.
+        size: of every axis, those that are read at the call too; lengths of ragged ones are equal unless it has them.
     """
-    size = sizes_of(p, size, lengths)
+    size = sizes_of(p, size)
     moved: Counter[str] = Counter()
     views = [v for stage in p.stages for op in stage.ops for v in op.views[len(op.tiles) :]]
     for t in p.tensors:

@@ -118,7 +118,7 @@ class Window:
         )
 
 
-def im2col(pictures: Tensor, window: Window, bulk: bool = False, source: str = "") -> tuple[TileOp, ...]:
+def im2col(pictures: Tensor, window: Window, bulk: bool = False) -> tuple[TileOp, ...]:
     """Loads of all taps of ``window``, and their concatenation where there are several: the last op's tile is the left
     operand of a linear whose weight is ``[out, ky kx channels]``, a convolution's ``[out, channels, ky, kx]`` permuted.
 
@@ -128,14 +128,14 @@ def im2col(pictures: Tensor, window: Window, bulk: bool = False, source: str = "
     """
     channels, dtype = pictures.features, pictures.dtype
     loads = tuple(
-        TileOp("load", Tile.of(f"{pictures.name}.{k}", channels, dtype), (), (pictures.name,), tap.attrs, source)
+        TileOp("load", Tile.of(f"{pictures.name}.{k}", channels, dtype), (), (pictures.name,), tap.attrs)
         for k, tap in enumerate(window.taps(bulk))
     )
     if len(loads) == 1:
         return loads
     whole = Tile.of(f"{pictures.name}.taps", channels * len(loads), dtype)
     names = tuple(op.out.name for op in loads if op.out is not None)
-    return (*loads, TileOp("cat", whole, names, source=source))
+    return (*loads, TileOp("cat", whole, names))
 
 
 @lru_cache(maxsize=256)

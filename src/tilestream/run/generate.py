@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -20,8 +19,6 @@ TAKEN = {"attention_mask", "use_cache", "position_ids", "logits_to_keep", "cache
 """Arguments of a model that the loop makes for each token, or that say nothing about it."""
 TRIES = 2
 """Of capturing a step: the first one may find that it has to be compiled."""
-LATE = 2
-"""The host knows of the token before the last one whether all have ended: it waits for what is done already."""
 
 
 def decoding_loop(
@@ -80,9 +77,9 @@ def decoding_loop(
 
     tokens.put(chosen(first))
     tokens.count_one()
-    ended, replay = _Ended(tokens), None
+    replay = None
     tries = TRIES if is_captured else 0
-    while tokens.count < length and not ended():
+    while tokens.count < length and not tokens.ended():
         if replay is None and tries:
             tries -= 1
             replay = _captured(run, is_last=not tries)
@@ -148,27 +145,3 @@ def _captured(run: Callable[[], Tensor], is_last: bool) -> Callable[[], Tensor] 
         return result
 
     return replay
-
-
-class _Ended:
-    """Whether all sequences have ended, as far as the host knows: of the GPU, what it was ``LATE - 1`` tokens ago."""
-
-    def __init__(self, tokens: Tokens) -> None:
-        self.tokens, self.told = tokens, deque[tuple[Tensor, torch.cuda.Event]]()
-
-    def __call__(self) -> bool:
-        tokens = self.tokens
-        if not tokens.ends:
-            return False
-        going = tokens.unfinished.any()
-        if not going.is_cuda or tokens.others:
-            return not going
-        told, event = torch.empty((), dtype=torch.bool, pin_memory=True), torch.cuda.Event()
-        told.copy_(going, non_blocking=True)
-        event.record()
-        self.told.append((told, event))
-        if len(self.told) < LATE:
-            return False
-        told, event = self.told.popleft()
-        event.synchronize()
-        return not told

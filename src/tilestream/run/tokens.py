@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any
 
 import torch
 from torch import Tensor
+
+LATE = 2
+"""The host knows of the token before the last one whether all have ended: it waits for what is done already."""
 
 
 class Tokens:
@@ -36,6 +40,7 @@ class Tokens:
         ends = [c.eos_token_id.to(prompt.device).flatten() for c in criteria if hasattr(c, "eos_token_id")]
         self.eos = torch.cat(ends) if ends else None
         self.others = [c for c in criteria if not hasattr(c, "eos_token_id") and not hasattr(c, "max_length")]
+        self.told = deque[tuple[Tensor, torch.cuda.Event]]()  # what the GPU will have told of ``unfinished``
         self.mask = self.places = None
         if mask is not None and not mask.all():
             self.mask = mask.new_ones(batch, positions)
@@ -68,6 +73,23 @@ class Tokens:
         self.count += 1
         for criterion in self.others:
             self.unfinished.logical_and_(~torch.as_tensor(criterion(self.made, None), device=self.ids.device))
+
+    def ended(self) -> bool:
+        """Whether all sequences have ended, as the host knows: of the GPU, what it was ``LATE - 1`` tokens ago."""
+        if not self.ends:
+            return False
+        going = self.unfinished.any()
+        if not going.is_cuda or self.others:
+            return not going
+        told, event = torch.empty((), dtype=torch.bool, pin_memory=True), torch.cuda.Event()
+        told.copy_(going, non_blocking=True)
+        event.record()
+        self.told.append((told, event))
+        if len(self.told) < LATE:
+            return False
+        told, event = self.told.popleft()
+        event.synchronize()
+        return not told
 
     def drop(self) -> int:
         """Leave tokens behind the end of all sequences away; how many were."""

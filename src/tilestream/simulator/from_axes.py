@@ -13,7 +13,7 @@ from tilestream.devices import Device
 from tilestream.errors import DeviceError, InputError
 from tilestream.ir.axes import Level
 from tilestream.ir.derive import WRITES, divided, exchanges, mentions, sums
-from tilestream.ir.lengths import Lengths, Sizes, sizes_of
+from tilestream.ir.lengths import Sizes, sizes_of
 from tilestream.ir.mesh_traffic import accesses, indices, stage_traffic, through
 from tilestream.ir.pipeline import DTYPE_BYTES, ELEMENT_BYTES, Pipeline, Queue, Stage, TileOp, Transport
 from tilestream.ir.plain import plain
@@ -24,21 +24,18 @@ from tilestream.simulator.ragged import in_blocks, shuffled, weights
 from tilestream.simulator.workload import Engine, SimLaunch, SimQueue, SimStage, TileWork, Workload
 
 
-def mesh_workload(
-    pipeline: Pipeline, size: Mapping[str, int], device: Device, lengths: Mapping[str, Lengths] | None = None
-) -> Workload:
+def mesh_workload(pipeline: Pipeline, size: Mapping[str, int], device: Device) -> Workload:
     """``pipeline`` on ``device``; stages behind a DRAM queue are a launch of their own.
 
     Args:
-        size: of every axis, those that are read at the call too.
-        lengths: of ragged axes; equal ones where none are given.
+        size: of every axis, those that are read at the call too; lengths of ragged ones are equal unless it has them.
 
     Raises:
         DeviceError: a cluster is larger than the device's, or the device has none.
         InputError: the size of an axis is not known.
     """
     p = plain(pipeline)
-    size = sizes_of(p, size, lengths)
+    size = sizes_of(p, size)
     named = {a for s in p.stages for op in s.ops for a in mentions(op)} | {a.name for t in p.tensors for a in t.axes}
     unknown = sorted(named - size.keys())
     if unknown:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import operator
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -30,7 +31,7 @@ from tilestream.graph.rewrites.insert import call
 from tilestream.graph.rewrites.operators import DROPPED, LOOSE, SEGMENTS
 from tilestream.graph.rewrites.settings import Settings
 from tilestream.graph.rewrites.sorted_sums import Sorted
-from tilestream.graph.signs import SAME_NUMBERS, wraps
+from tilestream.graph.signs import SAME_NUMBERS
 from tilestream.graph.sizes import expression, same_shape, same_size
 from tilestream.graph.sums import Sum, constant, first_alike, part_of
 
@@ -136,7 +137,7 @@ class _Kept:
             index = s.parts[0].index
             together[same.get(index, index), live, expression(s.node.meta["val"].shape[0])].append(s)
         for (_, live, _), found in together.items():
-            _Dropping(self.graph, found, self.masks[live]).replace()
+            _Dropping(self.graph, found, self.masks[live], same).replace()
         for node, first in first_alike(self.graph, floats=True).items():  # layers that normalise alike do so once
             if node is not first and not is_result(node):
                 node.replace_all_uses_with(first)
@@ -419,15 +420,14 @@ def _dim(of: Any, dim: Any) -> int:
 
 
 class _Dropping(Sorted):
-    """Sums of the rows that ``live`` says count."""
+    """Sums of the rows that ``live`` says count. ``same``: ``first_alike`` of the graph."""
 
-    def __init__(self, graph: fx.Graph, together: list[Sum], live: fx.Node) -> None:
+    def __init__(self, graph: fx.Graph, together: list[Sum], live: fx.Node, same: Mapping[fx.Node, fx.Node]) -> None:
         super().__init__(graph, together, {})
-        self._live = live
+        self._live, self._same = live, same
 
     def _segments(self, index: fx.Node) -> tuple[fx.Node, fx.Node, fx.Node]:
-        same = first_alike(self._graph)
-        wrap = all(wraps(p.index, same) for s in self._sums for p in s.parts)
+        wrap = self._wraps(self._same)
         named = self._call(aten.clamp_min.default, index, DROPPED + 1)  # no node either, and not `DROPPED`
         known = self._call(aten.where.ScalarOther, self._live, named, DROPPED)
         made = self._call(SEGMENTS, known, self._nodes(), 0, wrap, True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from operator import getitem
 from typing import Any
 
@@ -101,11 +101,13 @@ class Sorted:
         if known is not None and known[1] <= LONG and (known[0] is not None or self._is_whole):
             order = None if known[0] is None else inverse(self._like, known[0])
             return order, bounds(self._like, index, nodes, known[1]), None
-        same = first_alike(self._graph)
-        wrap = all(wraps(p.index, same) for s in self._sums for p in s.parts)
-        made = self._call(SEGMENTS, index, nodes, False, wrap)
+        made = self._call(SEGMENTS, index, nodes, False, self._wraps(first_alike(self._graph)))
         order, starts, busy = (self._call(getitem, made, k) for k in range(3))
         return order, starts, busy
+
+    def _wraps(self, same: Mapping[fx.Node, fx.Node]) -> bool:
+        """Whether everybody counts indices below zero from the end. ``same``: ``first_alike`` of the graph."""
+        return all(wraps(p.index, same) for s in self._sums for p in s.parts)
 
     @property
     def _is_whole(self) -> bool:
