@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Sequence
-
 import pytest
 import torch
-from depthwise_blocks import BF16, F16, Case, by_functional, given, is_right
-from host_runs import CAUGHT
-from torch import Tensor
+from depthwise_blocks import BF16, F16, Case, by_functional, given, is_right, on_host
+from host_runs import gxx, is_caught
 
 from tilestream.cuda.compile import compile_text
 from tilestream.cuda.depthwise import call
-from tilestream.cuda.host.build import HostRun, Mutation
+from tilestream.cuda.host.build import HostRun
 from tilestream.cuda.host.lanes import on_lanes
 from tilestream.devices import get
 from tilestream.graph.depthwise import depthwise
 from tilestream.kernels.operators.depthwise import NAME, Depthwise, Tile, ctas, cycles, kernel, tile_of
 from tilestream.plan.depthwise import Kind, library, ours
-
-gxx = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
 
 CASES: dict[str, Case] = {
     "7 x 7, tiles that stick out": ((2, 9, 11, 32), (7, 7), 1, (3, 3), "none", (2, 5), BF16),
@@ -30,13 +24,6 @@ CASES: dict[str, Case] = {
     "2 x 2 of odd pairs": ((1, 5, 6, 14), (2, 2), 2, (1, 0), "relu6", (1, 8), F16),
     "1 x 7 of two channels": ((1, 5, 16, 2), (1, 7), 1, (0, 3), "relu", (4, 6), BF16),
 }
-
-
-def on_host(case: Case, operands: Sequence[Tensor], options: HostRun | None = None) -> list[Tensor]:
-    _, _, stride, padding, activation, tile, _ = case
-    x, weight, *vectors = operands
-    slid = (stride, padding, activation, tile, True)
-    return on_lanes(lambda address: call(x, weight, *vectors, *slid, 2, address), options=options)  # pyright: ignore
 
 
 @gxx
@@ -74,14 +61,9 @@ MUTANTS = {
 @gxx
 @pytest.mark.parametrize("name", MUTANTS)
 def test_mutants_are_caught(name: str) -> None:
-    old, new, races = MUTANTS[name]
     case = CASES["7 x 7, tiles that stick out"]
     operands = given(case)
-    try:
-        got = on_host(case, operands, HostRun(sanitize=races, mutations=(Mutation("depthwise.cuh", old, new),)))
-    except CAUGHT:
-        return
-    assert not is_right(got, case, operands)
+    assert is_caught(lambda o: is_right(on_host(case, operands, o), case, operands), "depthwise.cuh", *MUTANTS[name])
 
 
 def test_what_it_means() -> None:

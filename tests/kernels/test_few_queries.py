@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import struct
 from collections.abc import Callable
 from functools import partial
@@ -12,14 +11,14 @@ import pytest
 import torch
 from attention_cases import BF16, F16, case, judged
 from eager_regions import trace
-from host_runs import CAUGHT
+from host_runs import gxx, is_caught
 from shared_keys import attended, operands
 from torch import fx
 
 from tilestream.cuda import beside, driver
 from tilestream.cuda import few_queries as launched
 from tilestream.cuda.compile import compile_text
-from tilestream.cuda.host.build import HostRun, Mutation
+from tilestream.cuda.host.build import HostRun
 from tilestream.cuda.host.lanes import on_lanes
 from tilestream.graph.rewrites.shared_keys import is_attention, share_keys
 from tilestream.graph.rewrites.table import rewrite
@@ -29,9 +28,6 @@ from tilestream.plan.candidates import FALLBACK, Candidate
 from tilestream.run import few_queries
 from tilestream.run.attention import attention_trial, replace_attention
 from tilestream.run.target import resolve
-
-gxx = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
-
 
 CASES = {
     "two of 32": case(3, 2, 32, 37),
@@ -83,14 +79,10 @@ MUTANTS = {
 @gxx
 @pytest.mark.parametrize("name", MUTANTS)
 def test_mutants_are_caught(name: str) -> None:
-    old, new, races = MUTANTS[name]
-    q, k, v, mask = CASES["two of 32"]
-    options = HostRun(sanitize=races, mutations=(Mutation("few_queries.cuh", old, new),))
-    try:
-        got = attention_on_host(q, k, v, mask, 32**-0.5, options)
-    except CAUGHT:
-        return
-    assert not judged(got, q, k, v, mask)
+    case = CASES["two of 32"]
+    assert is_caught(
+        lambda options: judged(attention_on_host(*case, 32**-0.5, options), *case), "few_queries.cuh", *MUTANTS[name]
+    )
 
 
 @pytest.mark.nvrtc

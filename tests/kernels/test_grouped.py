@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Sequence
-
 import pytest
 import torch
-from depthwise_blocks import BF16, F16, Case, given, is_right
-from host_runs import CAUGHT
-from torch import Tensor
+from depthwise_blocks import BF16, F16, Case, given, is_right, on_host
+from host_runs import gxx, is_caught
 
 from tilestream.cuda.compile import compile_text
-from tilestream.cuda.depthwise import call
-from tilestream.cuda.host.build import HostRun, Mutation
-from tilestream.cuda.host.lanes import on_lanes
+from tilestream.cuda.host.build import HostRun
 from tilestream.graph.depthwise import depthwise
 from tilestream.kernels.operators.depthwise import Depthwise, Tile
 from tilestream.kernels.operators.grouped import (
@@ -31,8 +25,6 @@ from tilestream.kernels.operators.grouped import (
     warps_of,
 )
 
-gxx = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
-
 CASES: dict[str, tuple[int, Case]] = {
     "24 channels, tiles that stick out": (24, ((2, 9, 11, 48), (3, 3), 1, (1, 1), "relu", (4, 5), BF16)),
     "8 channels at stride 2": (8, ((1, 9, 8, 32), (3, 3), 2, (1, 1), "silu", (3, 2), F16)),
@@ -42,13 +34,6 @@ CASES: dict[str, tuple[int, Case]] = {
     "56 channels of one warp, a part of four": (56, ((1, 6, 6, 112), (3, 3), 1, (1, 1), "hardswish", (3, 6), BF16)),
 }
 MUTATED = "24 channels, tiles that stick out"
-
-
-def on_host(case: Case, operands: Sequence[Tensor], options: HostRun | None = None) -> list[Tensor]:
-    _, _, stride, padding, activation, tile, _ = case
-    x, weight, *vectors = operands
-    slid = (stride, padding, activation, tile, True)
-    return on_lanes(lambda address: call(x, weight, *vectors, *slid, 2, address), options=options)  # pyright: ignore
 
 
 @gxx
@@ -93,14 +78,9 @@ MUTANTS = {
 @gxx
 @pytest.mark.parametrize("name", MUTANTS)
 def test_mutants_are_caught(name: str) -> None:
-    old, new, races = MUTANTS[name]
     group, case = CASES[MUTATED]
     operands = given(case, group=group)
-    try:
-        got = on_host(case, operands, HostRun(sanitize=races, mutations=(Mutation("grouped.cuh", old, new),)))
-    except CAUGHT:
-        return
-    assert not is_right(got, case, operands)
+    assert is_caught(lambda o: is_right(on_host(case, operands, o), case, operands), "grouped.cuh", *MUTANTS[name])
 
 
 def test_what_it_means() -> None:

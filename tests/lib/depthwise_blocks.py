@@ -8,6 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from tilestream.cuda.depthwise import call
+from tilestream.cuda.host.build import HostRun
+from tilestream.cuda.host.lanes import on_lanes
 from tilestream.graph.depthwise import depthwise
 
 Case = tuple[tuple[int, int, int, int], tuple[int, int], int, tuple[int, int], str, tuple[int, int], torch.dtype]
@@ -106,3 +109,10 @@ def by_functional(x: Tensor, weight: Tensor, bias: Tensor, stride: int, padding:
     """The convolution by torch, channels last."""
     made = functional.conv2d(x.permute(0, 3, 1, 2), weight, bias, stride, tuple(padding), groups=x.shape[3])
     return made.permute(0, 2, 3, 1)
+
+
+def on_host(case: Case, operands: Sequence[Tensor], options: HostRun | None = None) -> list[Tensor]:
+    _, _, stride, padding, activation, tile, _ = case
+    x, weight, *vectors = operands
+    slid = (stride, padding, activation, tile, True)
+    return on_lanes(lambda address: call(x, weight, *vectors, *slid, 2, address), options=options)  # pyright: ignore

@@ -1,13 +1,16 @@
-"""Kernels on the host against the reference machine."""
+"""Kernels on the host against the reference machine, and kernels of operators against what they mean."""
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from random_pipelines import tensors_for
 
 from tilestream import reference
-from tilestream.cuda.host.build import HostRace, HostRun, HostTrap, run_on_host
+from tilestream.cuda.host.build import HostRace, HostRun, HostTrap, Mutation, run_on_host
 from tilestream.errors import QueueTimeout
 from tilestream.ir.pipeline import Pipeline
 
@@ -16,6 +19,7 @@ from tilestream.ir.pipeline import Pipeline
 CLOSE = {"bf16": 2**-9, "f16": 2**-12, "f32": 2**-17}
 TF32 = 2**-8
 
+gxx = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
 
 # What a broken protocol shows, but for a wrong value: a race, or a wait that expires, in the machine or for a flag.
 # Which of them it is depends on the threads' timing.
@@ -35,6 +39,21 @@ def check(pipeline: Pipeline, rows: int, folder: Path, seed: int = 0, **options)
         allowed = 2 * float((working[name].double() - exact[name].double()).norm() / norm)
         close = TF32 if any(w.dtype == "f32" for w in weights) else CLOSE[pipeline.tensor(name).dtype]
         assert error <= allowed + close, f"{name}: error {error:.2e}, the reference machine's is {allowed / 2:.2e}"
+
+
+def is_caught(
+    is_right: Callable[[HostRun], bool], header: str, old: str, new: str, races: bool = False, limit_s: float = 240.0
+) -> bool:
+    """Whether a kernel shows that ``new`` stands for ``old`` in its header: by what it makes, or as ``CAUGHT``.
+
+    Args:
+        is_right: runs it, and says whether what it made is right. races: under ThreadSanitizer.
+    """
+    options = HostRun(sanitize=races, mutations=(Mutation(header, old, new),), limit_s=limit_s)
+    try:
+        return not is_right(options)
+    except CAUGHT:
+        return True
 
 
 def with_stage(p: Pipeline, **changes) -> Pipeline:
