@@ -90,11 +90,11 @@ class CompiledPipeline:
         """
         for launch in self.launches:
             launch.check()
-        inputs = tuple(t.name for t in self.pipeline.by_role(Role.INPUT))
+        inputs = {t.name for t in self.pipeline.by_role(Role.INPUT)}
         wanted = (*self.pipeline.by_role(Role.INPUT), *self.pipeline.by_role(Role.PARAMETER))
         sizes = ragged_sizes(self.pipeline, lambda name: tensors[name].shape[0] if name in tensors else 0)
         have = {t.name: self._checked(t, tensors, rows, sizes) for t in wanted}
-        rows_given(self.pipeline, lambda name: rows if name in inputs else have[name].shape[0], inputs)
+        rows_given(self.pipeline, lambda name: rows if name in inputs else have[name].shape[0])
         given = out or {}
         results = {t.name: self._writable(t, given, rows, have, sizes) for t in self.outputs}
         bound = self.bind(have, rows, written=tuple(results))

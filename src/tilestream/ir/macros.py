@@ -84,17 +84,30 @@ class _Expansion:
         total = self.emit("sum", f"{name}.sum", 1, (x,), src)
         mean = self.emit("mul", f"{name}.mean", 1, (total,), src, scalar=1.0 / width)
         centred = self.emit("sub", f"{name}.centred", width, (x, mean), src)
-        squares = self.emit("square", f"{name}.squares", width, (centred,), src)
-        spread = self.emit("sum", f"{name}.spread", 1, (squares,), src)
-        scaled = _inverse_root(self.emit, name, spread, width, op, src)
-        _affine(self.out, op, self.emit, (centred, scaled), str(op.attr("affine", "")))
+        self._by_spread(op, out, centred, width, str(op.attr("affine", "")))
 
     def _rms_norm(self, op: TileOp, out: Tile, x: str, width: int) -> None:
+        self._by_spread(op, out, x, width, "w" if op.params else "")
+
+    def _by_spread(self, op: TileOp, out: Tile, x: str, width: int, affine: str) -> None:
+        """``x`` over the root of the mean of its squares; then its vectors, ``w`` times and ``b`` added."""
         name, src = out.name, op.source
         squares = self.emit("square", f"{name}.squares", width, (x,), src)
         spread = self.emit("sum", f"{name}.spread", 1, (squares,), src)
-        scaled = _inverse_root(self.emit, name, spread, width, op, src)
-        _affine(self.out, op, self.emit, (x, scaled), "w" if op.params else "")
+        mean = self.emit("mul", f"{name}.variance", 1, (spread,), src, scalar=1.0 / width)
+        eps = self.emit("add", f"{name}.eps", 1, (mean,), src, scalar=float(op.attr("eps", 1e-5) or 0.0))
+        ins = x, self.emit("rsqrt", f"{name}.scale", 1, (eps,), src)
+        steps = list(zip(affine, op.params, strict=True))
+        if not steps:
+            self.out.append(TileOp("mul", out, ins, (), (), src))
+            return
+        value = self.emit("mul", f"{name}.unit", out.features, ins, src)
+        for k, (letter, param) in enumerate(steps):
+            kind = "mul" if letter == "w" else "add"
+            if k == len(steps) - 1:
+                self.out.append(TileOp(kind, out, (value,), (param,), (), src))
+            else:
+                value = self.emit(kind, f"{name}.weighted", out.features, (value,), src, params=(param,))
 
     def _softmax(self, op: TileOp, out: Tile, x: str, width: int) -> None:
         name, src = out.name, op.source
@@ -119,24 +132,3 @@ class _Expansion:
             of_rows = op.ins and by_element and not op.params and all(i in self.rows for i in op.ins)
             if op.kind in ("sum", "max") or of_rows:
                 self.rows.add(out.name)
-
-
-def _inverse_root(emit, name: str, spread: str, width: int, op: TileOp, src: str) -> str:
-    mean = emit("mul", f"{name}.variance", 1, (spread,), src, scalar=1.0 / width)
-    eps = emit("add", f"{name}.eps", 1, (mean,), src, scalar=float(op.attr("eps", 1e-5) or 0.0))
-    return emit("rsqrt", f"{name}.scale", 1, (eps,), src)
-
-
-def _affine(out: list[TileOp], op: TileOp, emit, ins: tuple[str, str], affine: str) -> None:
-    name, n, src = op.made.name, op.made.features, op.source
-    steps = list(zip(affine, op.params, strict=True))
-    if not steps:
-        out.append(TileOp("mul", op.made, ins, (), (), src))
-        return
-    value = emit("mul", f"{name}.unit", n, ins, src)
-    for k, (letter, param) in enumerate(steps):
-        kind = "mul" if letter == "w" else "add"
-        if k == len(steps) - 1:
-            out.append(TileOp(kind, op.made, (value,), (param,), (), src))
-        else:
-            value = emit(kind, f"{name}.weighted", n, (value,), src, params=(param,))

@@ -131,13 +131,7 @@ def _tapped(o: _Operands, tensor: Tensor, tap: Tap) -> None:
         f"makes {tap.height} x {tap.width} pixels at strides of {tap.stride_y} x {tap.stride_x}",
         "use at least 1",
     )
-    pixel = tensor.features * DTYPE_BYTES[tensor.dtype]
-    o.need(
-        pixel % 16 == 0,
-        f"pixels of {tensor.name!r} have {tensor.features} x {DTYPE_BYTES[tensor.dtype]} = {pixel} bytes,"
-        " no multiple of 16",
-        "pad the channels",
-    )
+    _in_pieces(o, "pixels of", tensor, "pad the channels")
     sizes = (("rows", tap.y, tap.stride_y, tap.height), ("columns", tap.x, tap.stride_x, tap.width))
     for (what, first, stride, count), size in zip(sizes, tensor.shape[:2], strict=True):
         last = first + stride * (count - 1)
@@ -157,13 +151,15 @@ def _indexed(o: _Operands, table: Tensor, index: Tensor) -> None:
         f"use one of {', '.join(INDEX_BYTES)}",
     )
     o.need(len(table.axes) == 2, f"table {table.name!r} has {len(table.axes)} dimensions", "give [rows, features]")
-    row = table.features * DTYPE_BYTES[table.dtype]
-    o.need(
-        row % 16 == 0,
-        f"rows of table {table.name!r} have {table.features} x {DTYPE_BYTES[table.dtype]} = {row} bytes,"
-        " no multiple of 16",
-        "gather them before the pipeline, or pad the table's rows",
-    )
+    _in_pieces(o, "rows of table", table, "gather them before the pipeline, or pad the table's rows")
+
+
+def _in_pieces(o: _Operands, what: str, tensor: Tensor, remedy: str) -> None:
+    """Rows are whole pieces of 16 bytes."""
+    each = DTYPE_BYTES[tensor.dtype]
+    row = tensor.features * each
+    told = f"{what} {tensor.name!r} have {tensor.features} x {each} = {row} bytes, no multiple of 16"
+    o.need(row % 16 == 0, told, remedy)
 
 
 def _store(o: _Operands) -> None:

@@ -158,8 +158,8 @@ def ragged_sizes(p: Pipeline, length: Callable[[str], int]) -> dict[str, int]:
     return nodes | {t.axes[0].name: length(t.name) for t in given}
 
 
-def rows_given(p: Pipeline, length: Callable[[str], int], inputs: tuple[str, ...]) -> int:
-    """How many rows a call has: those of ``inputs``, and the output pixels of all pictures; where an axis is ragged,
+def rows_given(p: Pipeline, length: Callable[[str], int]) -> int:
+    """How many rows a call has: those of its inputs, and the output pixels of all pictures; where an axis is ragged,
     the positions that it has bounds of.
 
     Args:
@@ -171,7 +171,7 @@ def rows_given(p: Pipeline, length: Callable[[str], int], inputs: tuple[str, ...
     outermost = next((a for a in p.ragged.values() if a.of not in p.ragged), None)
     if outermost is not None:
         return length(outermost.bounds) - 1
-    counts = [(f"input {name!r} has", name, "", length(name)) for name in inputs]
+    counts = [(f"input {t.name!r} has", t.name, "", length(t.name)) for t in p.by_role(Role.INPUT)]
     for name, pixels in pictures(p).items():
         counts.append((f"pictures {name!r} make", name, f"{length(name)} x {pixels} = ", length(name) * pixels))
     if not counts:

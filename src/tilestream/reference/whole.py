@@ -8,7 +8,7 @@ import torch
 
 from tilestream.ir.axes import ROWS
 from tilestream.ir.dtypes import TORCH_DTYPES
-from tilestream.ir.pipeline import Pipeline, Role, TileOp
+from tilestream.ir.pipeline import Pipeline, TileOp
 from tilestream.ir.taps import rows_given
 from tilestream.reference.ops import FLOAT64, WORKING
 from tilestream.reference.rows import Rows
@@ -30,8 +30,7 @@ def run_whole(pipeline: Pipeline, tensors: Mapping[str, torch.Tensor]) -> dict[s
         return run_ragged(pipeline, tensors)
     exact = all(t.dtype == torch.float64 for t in tensors.values() if t.is_floating_point())
     arithmetic = FLOAT64 if exact else WORKING
-    inputs = tuple(t.name for t in pipeline.by_role(Role.INPUT))
-    rows = rows_given(pipeline, lambda name: tensors[name].shape[0], inputs)
+    rows = rows_given(pipeline, lambda name: tensors[name].shape[0])
     memory, tiles, every = Rows(pipeline, tensors, rows, arithmetic), pipeline.tiles(), slice(None)
     values: dict[str, torch.Tensor] = {}
     left: list[TileOp] = [op for stage in pipeline.stages for op in stage.ops]

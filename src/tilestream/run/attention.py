@@ -16,7 +16,6 @@ from tilestream.graph.real import real
 from tilestream.graph.rewrites.shared_keys import MASKS, given_to, is_attention
 from tilestream.graph.settled import settle
 from tilestream.options import Options
-from tilestream.plan.candidates import FALLBACK, Candidate
 from tilestream.plan.chooser import alternative, choose
 from tilestream.run import prepare
 from tilestream.run.made_up import random_tensor
@@ -102,19 +101,16 @@ def attention_trial(node: fx.Node, ours: Callable[..., Tensor]) -> Trial:
     def make() -> list[Tensor]:
         return [random_tensor(given[name].meta["val"]) for name in names]
 
-    def call(candidate: Candidate, values: Sequence[Tensor]) -> Callable[[], Sequence[Tensor]]:
-        if candidate.strategy != FALLBACK:
-            return lambda: [ours(node, *values)]
-        library: Any = node.target
-        arguments = given | dict(zip(names, values, strict=True))
-        return lambda: library(**arguments)[:1]
+    def library(*values: Tensor) -> Sequence[Tensor]:
+        kernel: Any = node.target
+        return kernel(**given | dict(zip(names, values, strict=True)))[:1]
 
     def plain(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> list[Tensor]:
         named = {"is_causal": bool(given.get("is_causal")), "scale": given.get("scale")}
         shared = query.shape[1] != key.shape[1]
         return [torch.nn.functional.scaled_dot_product_attention(query, key, value, mask, enable_gqa=shared, **named)]
 
-    return Trial("attention", make, call, plain)
+    return Trial.of_two("attention", make, lambda *values: [ours(node, *values)], library, plain)
 
 
 def replace_attention(graph: fx.GraphModule, by: Alternative, options: Options, target: Target) -> int:

@@ -117,8 +117,7 @@ class RegionCall:
             rests = self._remembers and is_view_of(viewed, values[operand.index])
             if not (rests and _kernels_can_read(viewed, spec.pipeline, operand.tensor)):
                 moving[operand.tensor] = operand
-        inputs = tuple(o.tensor for o in spec.inputs)
-        rows = rows_given(spec.pipeline, lambda name: resting[name].shape[0], inputs)
+        rows = rows_given(spec.pipeline, lambda name: resting[name].shape[0])
         written = (*[r.tensor for r in spec.results], *moving)
         fixed = {name: t for name, t in resting.items() if name not in moving}
         if self._early is not None and build is self._build and self._rest(fixed):

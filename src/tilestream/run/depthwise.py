@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,7 +12,6 @@ from torch import Tensor
 from tilestream.graph.convolutions import FIRST, LAST
 from tilestream.graph.depthwise import DEPTHWISE, depthwise
 from tilestream.ir.dtypes import TORCH_DTYPES
-from tilestream.plan.candidates import FALLBACK, Candidate
 from tilestream.plan.depthwise import Kind, tile_on
 from tilestream.run.made_up import normals
 from tilestream.run.target import Target
@@ -31,15 +31,11 @@ def depthwise_trial(kind: Kind, target: Target) -> Trial:
         x = normal(kind.images, conv.height, conv.width, conv.channels)
         return [x, normal(conv.channels, conv.group, *conv.kernel) / (conv.kernel[0] * conv.group**0.5), bias, *vectors]
 
-    def call(candidate: Candidate, values: Sequence[Any]) -> Callable[[], Sequence[Tensor]]:
-        x, weight, bias = values[:3]
-        if candidate.strategy != FALLBACK:
-            return lambda: DEPTHWISE(x, weight, *values[2:], *slid)
+    def by(operator: Callable[..., list[Tensor]], *values: Any) -> list[Tensor]:
+        return operator(*values, *slid)
+
+    def library(x: Tensor, weight: Tensor, bias: Tensor | None, *_: Any) -> list[Tensor]:
         numbers = ([conv.stride] * 2, list(conv.padding), [1, 1], False, [0, 0], conv.channels // conv.group)
-        return lambda: [torch.ops.aten.convolution(x.permute(FIRST), weight, bias, *numbers).permute(LAST)]
+        return [torch.ops.aten.convolution(x.permute(FIRST), weight, bias, *numbers).permute(LAST)]
 
-    def plain(x: Tensor, weight: Tensor, *vectors: Any) -> list[Tensor]:
-        bias, scale, shift = vectors
-        return depthwise(x, weight, bias, scale, shift, *slid)
-
-    return Trial("depthwise convolution", make, call, plain)
+    return Trial.of_two("depthwise convolution", make, partial(by, DEPTHWISE), library, partial(by, depthwise))

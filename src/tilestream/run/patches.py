@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -10,7 +9,6 @@ from torch import Tensor
 
 from tilestream.graph.convolutions import FIRST
 from tilestream.ir.dtypes import TORCH_DTYPES
-from tilestream.plan.candidates import FALLBACK, Candidate
 from tilestream.plan.patches import Kind
 from tilestream.run.made_up import normals
 from tilestream.run.target import Target
@@ -31,10 +29,7 @@ def patches_trial(kind: Kind, target: Target) -> Trial:
     def layer(x: Tensor, weight: Tensor, bias: Tensor | None) -> list[Tensor]:
         return [torch.nn.functional.linear(p.rows(x), p.matrix(weight), bias).permute(FIRST)]
 
-    def call(candidate: Candidate, values: Sequence[Any]) -> Callable[[], Sequence[Tensor]]:
-        if candidate.strategy != FALLBACK:
-            return lambda: layer(*values)
-        x, weight, bias = values
-        return lambda: [torch.nn.functional.conv2d(x, weight, bias, p.kernel)]
+    def library(x: Tensor, weight: Tensor, bias: Tensor | None) -> list[Tensor]:
+        return [torch.nn.functional.conv2d(x, weight, bias, p.kernel)]
 
-    return Trial("patches", make, call, layer)
+    return Trial.of_two("patches", make, layer, library, layer)

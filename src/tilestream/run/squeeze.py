@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,7 +11,6 @@ from torch import Tensor
 
 from tilestream.graph.squeeze import SQUEEZE, squeeze
 from tilestream.ir.dtypes import TORCH_DTYPES
-from tilestream.plan.candidates import FALLBACK, Candidate
 from tilestream.plan.squeeze import Kind
 from tilestream.run.made_up import normals
 from tilestream.run.target import Target
@@ -28,13 +28,11 @@ def gate_trial(kind: Kind, target: Target) -> Trial:
         sums = normal(kind.pictures, kind.parts, shape.channels, dtype=torch.float32)
         return [sums, 1 / kind.parts, first, normal(shape.hidden), second, normal(shape.channels)]
 
-    def by(function: Callable[..., Tensor], values: Sequence[Any]) -> list[Tensor]:
-        return [function(*values, shape.activation, shape.gate)]
+    def by(operator: Callable[..., Tensor], *values: Any) -> list[Tensor]:
+        return [operator(*values, shape.activation, shape.gate)]
 
-    def call(candidate: Candidate, values: Sequence[Any]) -> Callable[[], Sequence[Tensor]]:
+    def library(*values: Any) -> list[Tensor]:
         sums, _, first, _, second, _ = values
-        if candidate.strategy != FALLBACK:
-            return lambda: by(SQUEEZE, values)
-        return lambda: [torch.sum(sums, 1, dtype=dtype) @ first.flatten(1).t() @ second.flatten(1).t()]
+        return [torch.sum(sums, 1, dtype=dtype) @ first.flatten(1).t() @ second.flatten(1).t()]
 
-    return Trial("squeeze", make, call, lambda *values: by(squeeze, values))
+    return Trial.of_two("squeeze", make, partial(by, SQUEEZE), library, partial(by, squeeze))

@@ -8,6 +8,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 from tilestream.errors import PlanError, TilestreamError
 from tilestream.graph.real import real
 from tilestream.ir.pipeline import Pipeline
-from tilestream.plan.candidates import Candidate
+from tilestream.plan.candidates import FALLBACK, Candidate
 from tilestream.plan.chooser import NotTimedNow
 from tilestream.run import oracle, timing
 from tilestream.run.executable import build_ahead, first_built
@@ -52,6 +53,21 @@ class Trial:
     pipelines: Callable[[Candidate], Sequence[Pipeline]] = _own_pipeline
     beside_us: Callable[[Candidate], float] = lambda _: 0.0
     with_host: bool = False
+
+    @staticmethod
+    def of_two(
+        name: str,
+        make: Callable[[], Sequence[Any]],
+        ours: Callable[..., Sequence[Tensor]],
+        library: Callable[..., Sequence[Tensor]],
+        plain: Callable[..., Sequence[Tensor]],
+    ) -> Trial:
+        """One way of ours beside a library's, which is the fallback; each a function of the values."""
+
+        def call(candidate: Candidate, values: Sequence[Any]) -> Callable[[], Sequence[Tensor]]:
+            return partial(library if candidate.strategy == FALLBACK else ours, *values)
+
+        return Trial(name, make, call, plain)
 
 
 @dataclass

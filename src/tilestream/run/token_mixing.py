@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -10,7 +11,6 @@ from torch.nn import functional
 
 from tilestream.graph.token_mixing import TOKEN_MIXING, token_mixing
 from tilestream.ir.dtypes import TORCH_DTYPES
-from tilestream.plan.candidates import FALLBACK, Candidate
 from tilestream.plan.token_mixing import Kind
 from tilestream.run.made_up import normals
 from tilestream.run.target import Target
@@ -32,19 +32,13 @@ def mixing_trial(kind: Kind, target: Target) -> Trial:
         images = [normal(kind.images, m.tokens, m.channels) for _ in range(1 + m.residual)]
         return [images[0], *vectors, *layers, images[1] if m.residual else None]
 
-    def by(operator: Callable[..., Tensor], values: Sequence[Any]) -> Tensor:
+    def by(operator: Callable[..., Tensor], *values: Any) -> list[Tensor]:
         x, gamma, beta, *layers, residual = values
-        return operator(x, gamma, beta, EPS, *layers, m.activation, m.normed, residual)
+        return [operator(x, gamma, beta, EPS, *layers, m.activation, m.normed, residual)]
 
-    def call(candidate: Candidate, values: Sequence[Any]) -> Callable[[], Sequence[Tensor]]:
-        if candidate.strategy != FALLBACK:
-            return lambda: [by(TOKEN_MIXING, values)]
+    def library(*values: Any) -> list[Tensor]:
         x, gamma, beta, w1, _, w2, *_ = values
+        rows = functional.layer_norm(x, x.shape[2:], gamma, beta, EPS) if m.normed else x
+        return [rows.view(-1, m.tokens) @ w1.t() @ w2.t()]
 
-        def library() -> list[Tensor]:
-            rows = functional.layer_norm(x, x.shape[2:], gamma, beta, EPS) if m.normed else x
-            return [rows.view(-1, m.tokens) @ w1.t() @ w2.t()]
-
-        return library
-
-    return Trial("token mixing", make, call, lambda *values: [by(token_mixing, values)])
+    return Trial.of_two("token mixing", make, partial(by, TOKEN_MIXING), library, partial(by, token_mixing))

@@ -159,7 +159,7 @@ def _span(index, own, other, tiles):
 
 
 @njit(cache=True)
-def _free(ring, tile, at, stages, rings, ctas, tiles, slots, events):
+def _free(ring, tile, at, stages, rings, ctas, slots, events):
     """An entry was taken: the last taker frees it, and wakes the CTA that waits for its room."""
     slot = rings[ring].first + tile
     slots[slot].left -= 1
@@ -191,7 +191,7 @@ def _try_load(cta, now, stages, rings, edges, links, ctas, tiles, slots, events)
                 pushed = tiles[stages[p].first_tile + t].pushed
                 if pushed >= 0:
                     at = max(now, pushed + edges[e].flight)
-                    _free(edges[e].ring, t, at, stages, rings, ctas, tiles, slots, events)
+                    _free(edges[e].ring, t, at, stages, rings, ctas, slots, events)
     tile = stages[s].first_tile + j
     if tiles[tile].need > 0:
         ctas[cta].awaits = 1
@@ -220,7 +220,7 @@ def _hand_on(cta, t, now, stages, rings, edges, links, ctas, tiles, slots, event
             taker = stages[c].first_cta + j % stages[c].ctas
             if ctas[taker].awaits == 1 and ctas[taker].to_load == j:
                 if edges[e].many:
-                    _free(edges[e].ring, t, at, stages, rings, ctas, tiles, slots, events)
+                    _free(edges[e].ring, t, at, stages, rings, ctas, slots, events)
                 if tiles[tile].need == 0:
                     ctas[taker].awaits = 0
                     _add(events, max(now, tiles[tile].ready), LOAD, taker, len(ctas))
@@ -292,14 +292,14 @@ def _room_at(s, t, stages, rings, links, slots):
 
 
 @njit(cache=True)
-def _release(cta, s, t, now, stages, rings, edges, links, ctas, tiles, slots, events):
+def _release(s, t, now, stages, rings, edges, links, ctas, slots, events):
     """The tile is done: entries that it read whole are free again."""
     for k in range(stages[s].in_edge_first, stages[s].in_edge_stop):
         e = links[k]
         if not edges[e].many and stages[edges[e].producer].tiles > 0:
             first, last = _span(t, edges[e].takes, edges[e].gives, stages[edges[e].producer].tiles)
             for old in range(first, last + 1):
-                _free(edges[e].ring, old, now, stages, rings, ctas, tiles, slots, events)
+                _free(edges[e].ring, old, now, stages, rings, ctas, slots, events)
 
 
 @njit(cache=True)
@@ -407,7 +407,7 @@ def run(
             log.done[s] += 1
             ctas[cta].free_at = now
             ctas[cta].busy = 0
-            _release(cta, s, t, now, stages, rings, edges, links, ctas, tiles, slots, events)
+            _release(s, t, now, stages, rings, edges, links, ctas, slots, events)
             _hand_on(cta, t, now, stages, rings, edges, links, ctas, tiles, slots, events)
             if ctas[cta].loaded:
                 ctas[cta].busy = 1

@@ -142,8 +142,7 @@ def _launches(
     pipeline: Pipeline, tensors: Mapping[str, torch.Tensor], options: HostRun, stamped: bool
 ) -> tuple[dict[str, torch.Tensor], list[LaunchLog]]:
     logs: list[LaunchLog] = []
-    inputs = tuple(t.name for t in pipeline.by_role(Role.INPUT))
-    rows = rows_given(pipeline, lambda name: tensors[name].shape[0], inputs)
+    rows = rows_given(pipeline, lambda name: tensors[name].shape[0])
     have, sizes = dict(tensors), ragged_sizes(pipeline, lambda name: tensors[name].shape[0])
     for launch in cut_at_dram(pipeline):
         for t in launch.by_role(Role.OUTPUT):

@@ -231,7 +231,7 @@ class _Kept:
             live += [part.meta["val"].shape[dim]] if rows is None else rows.live or ()
         new = self._again(node)
         self.rows[node] = Rows(new, dim, tuple(live))
-        pieces = [self._alive(node, of, new, dim) for of in live]
+        pieces = [self._alive(node, of, new) for of in live]
         self.masks.setdefault(tuple(live), call(node, aten.cat.default, pieces))
 
     def _by_features(self, node: fx.Node, read: list[Rows]) -> None:
@@ -239,7 +239,7 @@ class _Kept:
             raise Unsupported("rows do not come first", node)
         self.rows[node] = Rows(self._again(node), 0, self._one(node, read))
 
-    def _alive(self, like: fx.Node, of: Any, new: fx.Node, dim: int) -> fx.Node:
+    def _alive(self, like: fx.Node, of: Any, new: fx.Node) -> fx.Node:
         if isinstance(of, fx.Node):
             return of
         if not isinstance(of, int):
@@ -354,7 +354,7 @@ class _Kept:
             raise Unsupported("which rows count is not known", node)
         if live not in self.masks:
             (of,) = live
-            self.masks[live] = self._alive(node, of, rows.node, 0)
+            self.masks[live] = self._alive(node, of, rows.node)
         return self.masks[live]
 
     def _again(self, node: fx.Node) -> fx.Node:
