@@ -9,7 +9,7 @@ import sympy
 import torch
 from torch import fx
 
-from tilestream.graph.nodes import Unsupported, value
+from tilestream.graph.nodes import Unsupported, tensor_of, value
 from tilestream.graph.provenance import source
 from tilestream.graph.real import real
 from tilestream.graph.sizes import expression, product, settled
@@ -356,9 +356,7 @@ def dtype_of(node: object) -> str:
 
 
 def _tensor(node: object) -> torch.Tensor:
-    fake = value(node)
-    if fake is None:
-        raise Unsupported("an operand is not a tensor")
+    fake = tensor_of(node)
     if fake.layout != torch.strided:
         raise Unsupported(f"layout {fake.layout}")
     return fake

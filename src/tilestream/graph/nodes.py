@@ -56,6 +56,18 @@ def value(node: object) -> torch.Tensor | None:
     return fake if isinstance(fake, torch.Tensor) else None
 
 
+def tensor_of(node: object) -> torch.Tensor:
+    """The fake tensor of an operand.
+
+    Raises:
+        Unsupported: it is none.
+    """
+    fake = value(node)
+    if fake is None:
+        raise Unsupported("an operand is not a tensor")
+    return fake
+
+
 def packet(node: fx.Node) -> Any:
     """The operator without its overload; the target itself where it is no ATen operator."""
     return getattr(node.target, "overloadpacket", node.target)
@@ -209,9 +221,7 @@ def integer(node: fx.Node, position: int, key: str, default: int | None = None) 
 
 def last_dim(node: fx.Node, x: object, dim: object) -> None:
     """Raise unless ``dim`` (an int, or a list of one) is the feature dimension of ``x``."""
-    fake = value(x)
-    if fake is None:
-        raise Unsupported("an operand is not a tensor")
+    fake = tensor_of(x)
     dims = [dim] if isinstance(dim, int) else list(dim) if isinstance(dim, list | tuple) else []
     if not fake.dim() or [d % fake.dim() for d in dims if isinstance(d, int)] != [fake.dim() - 1]:
         raise Unsupported("works along rows")

@@ -33,9 +33,8 @@ def fuse_rms_norm(ops: tuple[TileOp, ...], tensors: Mapping[str, Tensor]) -> tup
             if [tensors[name].shape for name in after.params] == [(op.out.features,)]:  # no scalar, nor a wider vector
                 last, params = after, after.params
                 inner = [*inner, op.out.name]
-        assert last.out is not None
         gone.update(inner)
-        fused[last.out.name] = replace(last, kind="rms_norm", tiles=(x,), tensors=params, attrs=(("eps", eps),))
+        fused[last.made.name] = replace(last, kind="rms_norm", tiles=(x,), tensors=params, attrs=(("eps", eps),))
     return tuple(
         fused.get(op.out.name, op) if op.out is not None else op
         for op in ops

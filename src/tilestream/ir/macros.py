@@ -25,9 +25,8 @@ def expand(ops: tuple[TileOp, ...], features_of: dict[str, int], early: bool = F
     )
     first = [loaded[name] for name in dict.fromkeys(broadcast) if early and name in loaded]
     for op in first:
-        assert op.out is not None
         made.add(op)
-        made.row(op.out.name, op.source)
+        made.row(op.made.name, op.source)
     for op in ops:
         if op not in first:
             made.add(op)

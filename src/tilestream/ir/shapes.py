@@ -82,8 +82,7 @@ class _Operands:
 
     @property
     def out(self) -> Tile:
-        assert self.op.out is not None
-        return self.op.out
+        return self.op.made
 
     def result_is(self, features: int, why: str) -> None:
         self.need(

@@ -95,14 +95,13 @@ def _together(
         known: dict[str, Tile] = {}
         for op in stage.ops:
             if op.kind == "load":
-                assert op.out is not None
                 name = same.get(op.params[0], op.params[0])
                 tile = loads.get(name) or left.get(name)
                 if tile is None:
-                    tile, tensors[name] = op.out, sums.tensor(name)
+                    tile, tensors[name] = op.made, sums.tensor(name)
                     loads[name] = tile
                     ops.append(op)
-                known[op.out.name] = tile
+                known[op.made.name] = tile
             elif op.kind == "store":
                 ends.append(op)
             else:
@@ -126,12 +125,11 @@ def _with_turned(op: TileOp, turned: Collection[str]) -> TileOp:
 
 def _over(op: TileOp, known: Mapping[str, Tile]) -> TileOp:
     """A sum over rows of tiles that another stage made, under the axes that they have there."""
-    assert op.out is not None
     tiles = [known[name] for name in op.ins]
     if any(len(tile.axes) != 2 for tile in tiles):
         raise VerifyError("a sum's operand has one column, and so no axis of columns", "leave the sums apart")
     axes = [next(a for a in tile.axes if a != ROWS) for tile in tiles]
-    out = replace(op.out, axes=tuple(axes))
+    out = replace(op.made, axes=tuple(axes))
     views = tuple(along(t.name, (ROWS.name, a.name)) for t, a in zip(tiles, axes, strict=True))
     return replace(op, out=out, tiles=views)
 

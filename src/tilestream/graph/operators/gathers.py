@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import fx
 
 from tilestream.graph.lowering import Emitter, dtype_of
-from tilestream.graph.nodes import GATHERS, Unsupported, argument, aten, integer, packet, value
+from tilestream.graph.nodes import GATHERS, Unsupported, argument, aten, integer, packet, tensor_of, value
 from tilestream.graph.operators.rules import rule
 from tilestream.graph.sizes import settled
 from tilestream.ir.dtypes import INDEX_DTYPES
@@ -22,9 +22,7 @@ def gather(e: Emitter, node: fx.Node) -> Tile:
         Unsupported: it takes something else than rows of a matrix, or rows that kernels cannot copy.
     """
     table, index = table_and_index(node)
-    fake, names = value(table), value(index)
-    if fake is None or names is None:
-        raise Unsupported("an operand is not a tensor")
+    fake, names = tensor_of(table), tensor_of(index)
     if names.dtype not in _INDEX_NAMES:
         raise Unsupported(f"an index of {str(names.dtype).removeprefix('torch.')}: int64 and int32 name rows")
     if fake.dim() != 2:

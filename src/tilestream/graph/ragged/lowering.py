@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from tilestream.graph.lowering import Binding, Steps, constant_of, dtype_of
-from tilestream.graph.nodes import Unsupported, argument, packet, value
+from tilestream.graph.nodes import Unsupported, argument, packet, tensor_of, value
 from tilestream.graph.provenance import source
 from tilestream.graph.ragged.growth import FILLS, Grown
 from tilestream.graph.ragged.lists import Gather
@@ -67,12 +67,12 @@ class Shapes:
             elif not self.is_fixed(node, rank):
                 return self._rows(node)
             else:
-                self.dims[node] = self.space.new(int(d) for d in value_of(node).shape)
+                self.dims[node] = self.space.new(int(d) for d in tensor_of(node).shape)
         return self.dims[node]
 
     def _rows(self, table: fx.Node) -> Dims:
         if table not in self.dims:
-            sizes = [settled(d) for d in value_of(table).shape[1:]]
+            sizes = [settled(d) for d in tensor_of(table).shape[1:]]
             if not all(isinstance(d, int) for d in sizes):
                 raise Unsupported("the feature dimension is dynamic")
             self.dims[table] = self.space.new(int(d) for d in sizes)
@@ -82,14 +82,14 @@ class Shapes:
         """Whether an operand from outside has neither edges nor nodes, beside ``rank`` dimensions of features."""
         if node in self._members or self._grown.gather(node) is not None:
             return False
-        fake = value_of(node)
+        fake = tensor_of(node)
         if fake.dim() <= rank:
             return True
         sizes = (self._grown.edges.edges, self._grown.edges.nodes)
         return expression(fake.shape[0]) not in sizes
 
     def _of(self, node: fx.Node) -> Dims:
-        kind, fake = packet(node), value_of(node)
+        kind, fake = packet(node), tensor_of(node)
         sizes = [settled(d) for d in fake.shape[1:]]
         if not all(isinstance(d, int) for d in sizes):
             raise Unsupported("the feature dimension is dynamic")
@@ -125,10 +125,10 @@ class Shapes:
 
     def _view(self, node: fx.Node, sizes: Sequence[int]) -> Dims:
         before = _node(node.args[0])
-        dims, had = self.given(before), [settled(d) for d in value_of(before).shape[1:]]
+        dims, had = self.given(before), [settled(d) for d in tensor_of(before).shape[1:]]
         if had == list(sizes):
             return dims
-        if expression(value_of(before).shape[0]) != expression(value_of(node).shape[0]):
+        if expression(tensor_of(before).shape[0]) != expression(tensor_of(node).shape[0]):
             raise Unsupported("a view that joins edges")
         whole = [self.space.extent(self.space.leaves(dim)) for dim in dims]
         repeats = any(size != own for size, own in zip(had, whole, strict=True))
@@ -148,13 +148,6 @@ def _node(x: object) -> fx.Node:
     if not isinstance(x, fx.Node):
         raise Unsupported("an operand is not a tensor")
     return x
-
-
-def value_of(node: fx.Node) -> torch.Tensor:
-    fake = value(node)
-    if fake is None:
-        raise Unsupported("an operand is not a tensor")
-    return fake
 
 
 @dataclass
@@ -248,7 +241,7 @@ class Ragged:
         Raises:
             Unsupported: it is no tensor of floats in memory, or repeats elements.
         """
-        fake, tile = value_of(node), self.values[node]
+        fake, tile = tensor_of(node), self.values[node]
         leaves = [self._axes[a] for a in self.shapes.leaves(node)]
         if prod(a.size or 1 for a in leaves) != prod(settled(d) for d in fake.shape[1:]):
             raise Unsupported("a result that repeats elements leaves the region", node)
@@ -271,7 +264,7 @@ class Ragged:
         return len(self.shapes.dims[node])
 
     def tile(self, node: object, frame: int | None = None, /) -> Tile:
-        found = self.operand(node, value_of(_node(node)).dim() - 1 if frame is None else frame)
+        found = self.operand(node, tensor_of(_node(node)).dim() - 1 if frame is None else frame)
         if isinstance(found, Tile):
             return found
         raise Unsupported("an operand has neither edges nor nodes")
@@ -285,7 +278,7 @@ class Ragged:
             return self.values[node]
         if node in self.grown.members and self.grown.gather(node) is None:
             raise Unsupported("its operand is defined later in the region")
-        fake = value_of(node)
+        fake = tensor_of(node)
         if node.op == "get_attr" and not fake.dim() and fake.device.type == "cpu":
             return constant_of(node)
         starts = self.grown.edges.starts.meta["val"]
@@ -309,7 +302,7 @@ class Ragged:
     def _rows(self, rows: Gather) -> Tile:
         """Rows of a table, one an edge."""
         at_receivers = rows.index is self.grown.edges.index
-        if at_receivers and expression(value_of(rows.table).shape[0]) == self.grown.edges.nodes:
+        if at_receivers and expression(tensor_of(rows.table).shape[0]) == self.grown.edges.nodes:
             return self._own_row(rows.table)
         listed = self.listed(rows)
         return self._load(rows.table, EDGES, self._index(listed, "src"), listed)
@@ -330,7 +323,7 @@ class Ragged:
 
     def _bound(self, node: fx.Node, role: Role, rows: Axis | None) -> str:
         """The tensor of a node from outside, its features over the region's axes."""
-        fake = value_of(node)
+        fake = tensor_of(node)
         features = tuple(self._axes[a] for a in self.shapes.leaves(node))
         shape = fake.shape if rows is None else fake.shape[1:]
         sizes = tuple(a.size or 1 for a in features)
@@ -355,7 +348,7 @@ class Ragged:
         if (node, ()) not in self._names:
             taken = sum(name.startswith(title) for name in self.tensors)
             name = f"{title}{taken or ''}"
-            wide = value_of(node).dtype is torch.int64
+            wide = tensor_of(node).dtype is torch.int64
             self.tensors[name] = Tensor(name, Role.INPUT, (EDGES,), "i64" if wide else "i32")
             self.inputs.append(Binding(name, node, ()))
             self._names[node, ()] = name

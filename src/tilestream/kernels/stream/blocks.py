@@ -109,16 +109,15 @@ class _Blocks:
 
     def _reduced(self, op: TileOp) -> None:
         """A row's reduction: of each block, then of those, in order."""
-        assert op.out is not None
         parts = self._parts(op.ins[0])
         total = ""
         for number, (start, _) in enumerate(parts):
-            one = op.out.name if len(parts) == 1 else _name(op.out.name, start)
-            self.made.append(replace(op, out=replace(op.out, name=one), tiles=(_name(op.ins[0], start),)))
+            one = op.made.name if len(parts) == 1 else _name(op.made.name, start)
+            self.made.append(replace(op, out=replace(op.made, name=one), tiles=(_name(op.ins[0], start),)))
             if number:
-                last = op.out.name if number == len(parts) - 1 else f"{one}.so_far"
+                last = op.made.name if number == len(parts) - 1 else f"{one}.so_far"
                 kind = "add" if op.kind == "sum" else "maximum"
-                self.made.append(TileOp(kind, replace(op.out, name=last), (total, one), (), (), op.source))
+                self.made.append(TileOp(kind, replace(op.made, name=last), (total, one), (), (), op.source))
                 one = last
             total = one
 

@@ -68,7 +68,7 @@ def _overwritten(steps: tuple[Step, ...], walk: Walk, places: Places) -> set[tup
 
 def _gemm(walk: Walk, draft: Draft, places: Places) -> Gemm:
     linear = draft.linear
-    assert linear is not None and linear.out is not None
+    assert linear is not None
     segments, column = [], 0
     for part in linear.ins:
         base, start = walk.views.get(part, (part, 0))
@@ -81,4 +81,4 @@ def _gemm(walk: Walk, draft: Draft, places: Places) -> Gemm:
     order = {Place.STREAM: 0, Place.SHARED: 1, Place.REGISTERS: 2}
     first = int(linear.attr(START, 0) or 0)
     parts = tuple(sorted(segments, key=lambda s: order[s.place]))
-    return Gemm(weight, bias, linear.out.features, parts, first, first_column(linear))
+    return Gemm(weight, bias, linear.made.features, parts, first, first_column(linear))

@@ -275,8 +275,7 @@ class Epilogue(Values):
 
     def _finish(self, op: TileOp, number: int) -> list[str]:
         """A row's reduction over its four lanes, and under Shard(1) over both warpgroups."""
-        assert op.out is not None
-        row = self.names.row(op.out.name)
+        row = self.names.row(op.made.name)
         lines = [f"row_{op.kind}({row});"]
         if self.names.split:
             scratch = self.names.layout.scratch + COMBINE_BYTES * (number % 2)

@@ -32,8 +32,8 @@ class OwnRows:
     def text(self, step: Step) -> list[str]:
         """Of one load: its rows, and if no other load takes the same ones, which those of the next tile are."""
         op = step.own_rows
-        assert op is not None and op.out is not None
-        slot, blocks = f"r{self.names.s.slots[op.out.name]}", op.out.features // 8
+        assert op is not None
+        slot, blocks = f"r{self.names.s.slots[op.made.name]}", op.made.features // 8
         lines = [f"load_own_rows<{blocks}>({slot}, {self._rows(op)}, p, {self._entry(op)});"]
         if blocks % 2:
             lines.append(f"zero_blocks<{blocks}, {blocks + 1}>({slot});")

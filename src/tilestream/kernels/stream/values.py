@@ -78,18 +78,16 @@ class Values(Elements):
         return self.taken()
 
     def computed(self, op: TileOp, operands: Sequence[Value]) -> Value:
-        assert op.out is not None
         a, b = expressions(op, operands)
-        if self.schedule.places.get(op.out.name) is not Place.ROW:
+        if self.schedule.places.get(op.made.name) is not Place.ROW:
             return self._fresh(a, b)
-        row = self._row(op.out.name)
+        row = self._row(op.made.name)
         self.lines.append(f"{row[0]} = {a};")
         return row
 
     def reduced(self, op: TileOp, operands: Sequence[Value]) -> Value:
         """Of a lane's own pairs; ``Epilogue`` puts lanes and warpgroups together."""
-        assert op.out is not None
-        row = self._row(op.out.name)
+        row = self._row(op.made.name)
         if op.kind == "sum":
             a, b = self.masked(op.ins[0])
             self.lines.append(f"{row[0]} += ({a}) + ({b});" if self.masks else f"{row[0]} += {a} + {b};")

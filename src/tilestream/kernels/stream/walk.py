@@ -211,8 +211,7 @@ class Walk:
             )
         for layer in dict.fromkeys(self.layers.values()):
             steps = [k for k, draft in enumerate(self.drafts) if draft.layer is layer]
-            assert layer.reader.out is not None
-            sums = self.step_of[layer.reader.out.name]
+            sums = self.step_of[layer.reader.made.name]
             if [*steps, sums] != list(range(steps[0], sums + 1)):
                 raise VerifyError(
                     f"the hidden layer at {layer.ops[0].source or self.stage.name} is taken by chunks, and other steps"
@@ -234,29 +233,26 @@ class Walk:
         return self
 
     def _load(self, op: TileOp) -> None:
-        assert op.out is not None
         dtype, tap = self.pipeline.tensor(op.params[0]).dtype, Tap.of(op)
         if tap is not None:
             check_tap(op, tap, self.pipeline)
         if op.attr("own"):
             check_own(op, self.stage, dtype, self.dtype)
-            self.own.add(op.out.name)
-            self.step_of[op.out.name] = len(self.drafts)
-            self.drafts.append(Draft(op.out.features, nodes=[op]))
-            self.drafts[-1].sinks.append(Sink(op.out.name, "registers", op.out.name))
+            self.own.add(op.made.name)
+            self.step_of[op.made.name] = len(self.drafts)
+            self.drafts.append(Draft(op.made.features, nodes=[op]))
+            self.drafts[-1].sinks.append(Sink(op.made.name, "registers", op.made.name))
             return
-        self.streams[op.out.name] = Stream(
-            op.out.name, op.out.features, dtype, tensor=op.params[0], index=op.index, tap=tap
+        self.streams[op.made.name] = Stream(
+            op.made.name, op.made.features, dtype, tensor=op.params[0], index=op.index, tap=tap
         )
 
     def _cat(self, op: TileOp) -> None:
-        assert op.out is not None
-        self.cats[op.out.name] = op.ins
+        self.cats[op.made.name] = op.ins
 
     def _slice(self, op: TileOp) -> None:
         """A slice of a stream is a stream of fewer columns; one of a tile is a view of it in shared memory."""
-        assert op.out is not None
-        name, start, base = op.out.name, int(op.attr("start", 0) or 0), op.ins[0]
+        name, start, base = op.made.name, int(op.attr("start", 0) or 0), op.ins[0]
         if base in self.own:
             base = self.as_tile(base, op)
         if (
@@ -268,7 +264,7 @@ class Walk:
             base = self.as_tile(base, op)
         if base in self.streams:
             s = self.streams[base]
-            self.streams[name] = replace(s, tile=name, features=op.out.features, start=s.start + start)
+            self.streams[name] = replace(s, tile=name, features=op.made.features, start=s.start + start)
             return
         if base in self.views:
             base, more = self.views[base]
@@ -281,14 +277,13 @@ class Walk:
         self.views[name] = (base, start)
 
     def _linear(self, op: TileOp) -> None:
-        assert op.out is not None
-        layer = self.layers.get(op.out.name)
+        layer = self.layers.get(op.made.name)
         for other in layer.linears if layer is not None else ():  # what they read comes before the loop
             self._operands(other, layer)
         segments = self._operands(op, layer)
-        step = self.new_step(op.out.features, op, layer)
-        self.drafts[step].linear = TileOp("linear", op.out, tuple(segments), op.params, op.attrs, op.source)
-        self.step_of[op.out.name] = step
+        step = self.new_step(op.made.features, op, layer)
+        self.drafts[step].linear = TileOp("linear", op.made, tuple(segments), op.params, op.attrs, op.source)
+        self.step_of[op.made.name] = step
 
     def _operands(self, op: TileOp, layer: LoopedLayer | None) -> list[str]:
         """The parts of a product's left operand, copied where a product, or every turn of a loop, cannot take them."""
@@ -344,8 +339,7 @@ class Walk:
         return self.copies[key]
 
     def _max_rows(self, op: TileOp) -> None:
-        assert op.out is not None
-        self.maxima[op.out.name] = op
+        self.maxima[op.made.name] = op
 
     def _store(self, op: TileOp) -> None:
         pass  # sinks are made when every tile has its step
@@ -353,8 +347,7 @@ class Walk:
     def _elementwise(self, op: TileOp) -> None:
         """Join the step that makes the last of the operands, where widths agree; else begin one. What has no operand of
         any step floats."""
-        assert op.out is not None
-        name = op.out.name
+        name = op.made.name
         for i in op.ins:
             if i in self.maxima:
                 raise VerifyError(f"{op.kind} at {op.source or i} takes maxima over rows", "store them")
@@ -406,7 +399,6 @@ class Walk:
 
     def _store_maxima(self, op: TileOp, target: str) -> None:
         """Maxima over rows go from the epilogue that makes the rows to memory."""
-        assert op.out is not None
         column = 0
         for part in self.parts(op.ins[0]):
             part = self._made(part, op)
@@ -416,7 +408,7 @@ class Walk:
                     f" {self.tiles[part].dtype}, by {self.pass_columns}",
                     "store maxima of bf16 or f16, of multiples of 64 columns",
                 )
-            self.drafts[self.step_of[part]].sinks.append(Sink(part, "maxima", target, column, op.out.dtype))
+            self.drafts[self.step_of[part]].sinks.append(Sink(part, "maxima", target, column, op.made.dtype))
             column += self.features[part]
 
     def _to_nodes(self, source: str, parts: list[str], op: TileOp) -> None:

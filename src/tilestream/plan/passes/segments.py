@@ -119,10 +119,9 @@ def _stage_ops(parts: Body, ordered: Sequence[TileOp], stage: str, made: set[str
         if tile not in names:
             op = parts.remade[tile]
             inner = {n: provide(n) for n in op.ins}
-            assert op.out is not None
             names[tile] = f"{tile}.{stage}" if tile in made else tile
             made.add(tile)
-            out.append(replace(op.reading(inner), out=replace(op.out, name=names[tile])))
+            out.append(replace(op.reading(inner), out=replace(op.made, name=names[tile])))
         return names[tile]
 
     for op in ordered:

@@ -76,13 +76,11 @@ class _Layer:
     starts: range = field(init=False)
 
     def __post_init__(self) -> None:
-        assert self.ops[0].out is not None
-        self.starts = range(0, self.ops[0].out.features, self.columns)
+        self.starts = range(0, self.ops[0].made.features, self.columns)
 
     @property
     def name(self) -> str:
-        assert self.ops[0].out is not None
-        return self.ops[0].out.name
+        return self.ops[0].made.name
 
     def parts(self, tiles: dict[str, Tile], whole: dict[str, TileOp]) -> list[list[TileOp]]:
         """The ops of each part; ``whole`` gets a concatenation for each tile that others may want whole."""
