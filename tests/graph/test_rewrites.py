@@ -56,7 +56,7 @@ def test_the_order_of_each_place() -> None:
             *("split_to_slices", "split_maxima", "squeeze_out_of_place", "copy_views"),
         ],
         When.CONVOLUTIONS: ["to_pixels"],
-        When.ROWS: ["align_rows"],
+        When.ROWS: ["write_together", "align_rows"],
         When.PLACED: ["unalign_rows", "join_maxima", "from_pixels"],
         When.AROUND: ["fuse_activations"],
         When.AROUND_INFERENCE: ["pad_products", "multiply_reals", "share_keys"],

@@ -71,7 +71,8 @@ def capture(
     masks: bool = True,
     change: Change | None = None,
 ) -> Captured:
-    """Record the functional ATen graphs that ``model(*inputs, **keywords)`` makes.
+    """Record the functional ATen graphs that ``model(*inputs, **keywords)`` makes; of inference with its writes into
+    arguments at the end.
 
     Nothing is computed and no memory taken: tensors are fake. Only a model that branches on values is run, since
     nothing else can tell which way it goes. No decompositions: ``addmm``, ``native_layer_norm``, ``gelu`` and the like
@@ -83,8 +84,7 @@ def capture(
         partition: cuts a joint graph into forward and backward, as AOTAutograd's ``partition_fn``; by default all that
             the backward graph reads is saved.
         masks: whether those of attention are settled, as they are where the option ``attention`` is on.
-        change: what to make of each inference graph, whose writes into arguments it then holds, as it comes from
-            AOTAutograd.
+        change: what to make of each inference graph as it comes from AOTAutograd.
 
     Raises:
         CaptureError: the model fails on these inputs, Dynamo or AOTAutograd refuse it, it holds no tensor operation,
@@ -129,7 +129,7 @@ class _Recorder:
             bw_compiler=self._keep("backward"),
             inference_compiler=self._keep("inference"),
             partition_fn=self.partition or default_partition,
-            keep_inference_input_mutations=self.change is not None,
+            keep_inference_input_mutations=True,
         )
         return self._counted(compiler(graph, example))
 

@@ -34,12 +34,15 @@ from tilestream.graph.nodes import (
     name,
     value,
 )
+from tilestream.graph.one_row import one_row_layers
 from tilestream.graph.projections import behind_layers, lone_convolutions, lone_layers
 from tilestream.graph.provenance import source
 from tilestream.graph.region import Region, lower
+from tilestream.graph.rewrites.states import WRITE_STATES
 from tilestream.graph.sizes import hint
 from tilestream.graph.wide import hidden, pooled
 from tilestream.ir.ways import reached
+from tilestream.kernels.one_row.model import is_one_row
 from tilestream.kernels.product.block import MOST_ROWS
 from tilestream.kernels.product.finder import is_block
 from tilestream.kernels.product.tiled_block.model import is_tileable
@@ -218,13 +221,13 @@ def _blocks(
     They come before row streams, which would take one of their layers and leave the wide one outside; but for
     ``streamed``, wide nodes that a row stream holds all the same.
     """
-    if not _any_wide(nodes) and not any(map(is_convolution, nodes)):
+    if not _any_wide(nodes) and not any(is_convolution(n) or n.target is WRITE_STATES for n in nodes):
         return
     wide = _examine(nodes, refused, WIDEST)
     inside = {*refused, *streamed}
     left = behind_layers(nodes, wide) if projections else frozenset()
     two_layers = partial(wide_blocks, left=left)
-    for find in (lone_convolutions, two_layers, lone_layers) if projections else (two_layers,):
+    for find in (one_row_layers, lone_convolutions, two_layers, lone_layers) if projections else (two_layers,):
         for groups in find(nodes, wide, inside):
             for group in groups:
                 if not inside.isdisjoint(group):
@@ -239,7 +242,8 @@ def _blocks(
                 few = made[0].rows <= MOST_ROWS
                 if projections and find is two_layers and not few and not pays(made[0]):
                     continue
-                if is_block(program) and (few or tiles or is_tileable(program)):
+                alone = find is one_row_layers and is_one_row(program)
+                if alone or (is_block(program) and (few or tiles or is_tileable(program))):
                     inside |= set(group)
                     yield group, made
                     break

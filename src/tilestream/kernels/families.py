@@ -6,13 +6,16 @@ from tilestream.ir.once import once
 from tilestream.ir.pipeline import Pipeline, Stage
 from tilestream.kernels.gradients.kernel import GradientKernel
 from tilestream.kernels.kernel import Footprint, Kernel
+from tilestream.kernels.one_row.kernel import OneRowKernel
 from tilestream.kernels.product.shared_tile.kernel import SharedTileKernel
 from tilestream.kernels.product.tiled_block.kernel import TiledBlockKernel
 from tilestream.kernels.segments.kernel import SegmentsKernel
 from tilestream.kernels.stream.kernel import RowStream
 from tilestream.kernels.stream.layout import SHARED_LIMIT
 
-FAMILIES: tuple[type[Kernel], ...] = (SegmentsKernel, SharedTileKernel, TiledBlockKernel, GradientKernel, RowStream)
+FAMILIES: tuple[type[Kernel], ...] = (
+    SegmentsKernel, OneRowKernel, SharedTileKernel, TiledBlockKernel, GradientKernel, RowStream,
+)  # fmt: skip
 """The first that matches a launch takes it; row streams take, or refuse, what is left."""
 
 

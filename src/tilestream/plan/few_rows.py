@@ -11,6 +11,7 @@ import torch
 from tilestream.devices import Device
 from tilestream.errors import IRError, VerifyError
 from tilestream.ir.pipeline import TILE_ROWS, Pipeline
+from tilestream.kernels.one_row.model import is_one_row
 from tilestream.kernels.product.block import MOST_ROWS, Block
 from tilestream.kernels.product.finder import NARROW, find_block, is_block, is_projection
 from tilestream.kernels.product.shared_tile import Tail, build
@@ -20,6 +21,7 @@ from tilestream.kernels.product.sharing import Middle
 from tilestream.kernels.product.written import with_column, written_out
 from tilestream.options import Options
 from tilestream.plan import margins
+from tilestream.plan.passes.divide_columns import divide_columns
 from tilestream.plan.passes.share_tile import (
     LONG,
     MOST_TURNS,
@@ -33,6 +35,7 @@ from tilestream.plan.passes.share_tile import (
 from tilestream.plan.recipes import Recipe
 
 STRATEGY = "shared"
+ONE_ROW = "columns of one row"
 
 
 def in_any_order(options: Options) -> bool:
@@ -63,6 +66,8 @@ def patience_s(options: Options) -> float:
 @lru_cache(maxsize=256)
 def bin_of(program: Pipeline, rows: int) -> int:
     """Rows that a plan of a feed-forward block at ``rows`` rows serves; 0 where they make no difference."""
+    if rows == 1 and is_one_row(program):
+        return 1
     if not 0 < rows <= MOST_ROWS or not is_block(program):
         return 0
     tile, tiles = tiles_for(rows)
@@ -75,8 +80,9 @@ def same_bin(program: Pipeline, a: int, b: int) -> bool:
 
 
 def recipes(program: Pipeline, rows: int, device: Device, options: Options) -> list[Recipe]:
-    """A candidate for each of ``best_splits``."""
-    return [recipe_of(split) for split in best_splits(program, rows, device, options)]
+    """A candidate for each of ``best_splits``; and of one row one more, whose columns alone are divided."""
+    alone = [Recipe(STRATEGY, divide_columns, detail=ONE_ROW, dealt=True)] if rows == 1 and is_one_row(program) else []
+    return alone + [recipe_of(split) for split in best_splits(program, rows, device, options)]
 
 
 def recipe_of(split: Split) -> Recipe:

@@ -223,6 +223,7 @@ TS_DEV void load128(const void* p, u32 (&v)[4]) {
   if ((u64)p % 16) ts_host::trap("a load of 16 bytes is not aligned");
   for (int k = 0; k < 4; ++k) v[k] = ((const u32*)p)[k];
 }
+TS_DEV void load128_now(const void* p, u32 (&v)[4]) { load128(p, v); }
 template <int BYTES>
 TS_DEV void load_words(const void* p, u32* words) {
   if ((u64)p % BYTES) ts_host::trap("a load is not aligned");
@@ -236,6 +237,7 @@ TS_DEV void store_words(void* p, const u32* words) {
 }
 TS_DEV void store_shared(float* p, float v) { *p = v; }
 TS_DEV float load_shared(const float* p) { return *p; }
+TS_DEV u32 peek16(const u16* p) { return *p; }
 TS_DEV void add_global(u32* p, u32 v) { __atomic_fetch_add(p, v, __ATOMIC_RELAXED); }
 TS_DEV void post(u32* p, u32 v) { __atomic_store_n(p, v, __ATOMIC_RELAXED); }
 TS_DEV u32 peek(const u32* p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }

@@ -43,6 +43,7 @@ from tilestream.graph.rewrites.segment_reductions import open_segments
 from tilestream.graph.rewrites.settings import DEFAULT, Settings
 from tilestream.graph.rewrites.shared_keys import share_keys
 from tilestream.graph.rewrites.sorted_sums import sort_sums
+from tilestream.graph.rewrites.states import write_together
 
 
 class When(Enum):
@@ -113,6 +114,7 @@ REWRITES = (
     Rewrite(squeeze_out_of_place, (When.NORMAL_FORM,), "a view can be copied"),
     Rewrite(copy_views, (When.NORMAL_FORM,), "every use of a view lies inside or outside a region by itself"),
     Rewrite(to_pixels, (When.CONVOLUTIONS,), "convolutions are layers on rows of channels"),
+    Rewrite(write_together, (When.ROWS,), "states of a recurrent model are written by one launch, and read by rows"),
     Rewrite(align_rows, (When.ROWS,), "rows come by bulk copies, where loader warps would take longer than a copy"),
     Rewrite(unalign_rows, (When.PLACED,), "undoes align_rows"),
     Rewrite(join_maxima, (When.PLACED,), "undoes split_maxima"),

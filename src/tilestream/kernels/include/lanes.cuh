@@ -85,6 +85,10 @@ TS_DEV void load128(const void* p, u32 (&v)[4]) {
   const uint4 all = __ldg((const uint4*)p);
   v[0] = all.x, v[1] = all.y, v[2] = all.z, v[3] = all.w;
 }
+// Where it stands: ptxas moves other loads of 16 bytes behind a wait for the kernel in front.
+TS_DEV void load128_now(const void* p, u32 (&v)[4]) {
+  asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3]) : "l"(p) : "memory");
+}
 // BYTES (2, 4, 8 or 16) to or from as many words of 32 bits, at least one.
 template <int BYTES>
 TS_DEV void load_words(const void* p, u32* words) {
@@ -111,6 +115,11 @@ TS_DEV void store_shared(float* p, float v) { asm volatile("st.global.cg.f32 [%0
 TS_DEV float load_shared(const float* p) {
   float v;
   asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(v) : "l"(p) : "memory");
+  return v;
+}
+TS_DEV u32 peek16(const u16* p) {
+  u16 v;
+  asm volatile("ld.global.cg.u16 %0, [%1];" : "=h"(v) : "l"(p) : "memory");
   return v;
 }
 TS_DEV void add_global(u32* p, u32 v) { asm volatile("red.relaxed.gpu.global.add.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory"); }

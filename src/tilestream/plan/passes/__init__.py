@@ -7,6 +7,7 @@ from tilestream.plan.passes.choose_placement import choose_placement
 from tilestream.plan.passes.choose_residency import choose_residency
 from tilestream.plan.passes.chunk_hidden import chunk_hidden
 from tilestream.plan.passes.cut_vertical import cut_vertical
+from tilestream.plan.passes.divide_columns import divide_columns
 from tilestream.plan.passes.hold_columns import hold_columns
 from tilestream.plan.passes.load_directly import load_directly
 from tilestream.plan.passes.merge_common_ops import merge_common_ops
@@ -28,6 +29,7 @@ __all__ = [
     "choose_residency",
     "chunk_hidden",
     "cut_vertical",
+    "divide_columns",
     "hold_columns",
     "load_directly",
     "merge_common_ops",
