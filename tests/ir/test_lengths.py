@@ -27,6 +27,24 @@ def test_a_histogram_says_mean_largest_and_steps() -> None:
         Lengths.of([1, -1])
 
 
+def test_neighbours_wait_for_their_longest() -> None:
+    ordered = Lengths.of(sorted(LENGTHS))
+    assert ordered == Lengths.of(LENGTHS) and ordered.steps_together(8, 4) < Lengths.of(LENGTHS).steps_together(8, 4)
+    assert Lengths.of(LENGTHS).steps_together(8, 4) == sum(-(-max(LENGTHS[i : i + 4]) // 8) for i in (0, 4, 8))
+    unknown = Lengths(ordered.counts)
+    assert ordered.steps_together(8, 4) < unknown.steps_together(8, 4)
+
+
+@pytest.mark.parametrize(
+    ("outer", "total"), [(100_000, 1_100_000), (3, 7), (1, 1), (5, 0), (10, 3), (50, 49), (2, 100_000)]
+)
+def test_lengths_at_random_are_of_all_positions(outer: int, total: int) -> None:
+    drawn = Lengths.at_random(outer, total)
+    assert (drawn.outer, drawn.total) == (outer, total) and all(many > 0 for _, many in drawn.counts)
+    if outer == 100_000:
+        assert sum(many * (n - 11) ** 2 for n, many in drawn.counts) / outer == pytest.approx(11, rel=0.01)
+
+
 def test_sizes_follow_from_what_is_known() -> None:
     p = CASES["GIN"].pipeline
     assert sizes_of(p, {"nodes": 5})["edges"] == 50

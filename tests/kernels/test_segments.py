@@ -13,6 +13,7 @@ from given_bounds import lookup
 from ragged_programs import Case, Graph, aggregators, attention, dot_products, error, gather_sum, uniform, weighted
 from torch import Tensor as T
 
+from tilestream import cuda
 from tilestream.cuda import sorted_keys
 from tilestream.cuda.host.build import HostRace, HostRun, Mutation, run_on_host
 from tilestream.cuda.launch import addressable, readable
@@ -20,6 +21,8 @@ from tilestream.errors import InputError
 from tilestream.graph.rewrites import operators
 from tilestream.ir.dtypes import TORCH_DTYPES
 from tilestream.ir.pipeline import Pipeline, Role
+from tilestream.kernels.parts.params import Where
+from tilestream.kernels.parts.source import Call
 from tilestream.kernels.segments.kernel import SegmentsKernel
 from tilestream.run import device_ops
 
@@ -196,6 +199,31 @@ def test_bags(dtype: str, weighted: bool) -> None:
     wrong[2] = 95
     with pytest.raises(InputError, match="those of position 2 are 95 to 90"):
         run_on_host(program, given | {"starts": wrong})
+
+
+def test_rows_too_far_apart_are_refused() -> None:
+    torch.manual_seed(0)
+    case = gather_sum(8, "bf16", base=False)
+    kernel = SegmentsKernel(case.pipeline())
+    given = case.given(uniform(20, 100))
+    where = {t.name: Where(0, 8, given[t.name].shape[0] if t.name in given else 20) for t in case.pipeline().tensors}
+    where["x"] = Where(0, 2**31, 20)
+    at = dict.fromkeys(("partials", "arrived", "merged"), 0)
+    call = Call(where, at, dump=0, part=kernel.parts(20)[0], encode=lambda *_: b"")
+    with pytest.raises(InputError, match="rows of tensor 'x' of pipeline 'ragged' lie 4294967296 bytes apart"):
+        kernel.pack(kernel.source(), call)
+
+
+def test_four_rows_are_under_way_beside_their_weights() -> None:
+    kernels = [SegmentsKernel(case.pipeline()) for case in (gather_sum(128, "bf16"), weighted(128, "bf16"))]
+    assert [k.code.passes[0].in_flight for k in kernels] == [4, 4]
+
+
+@pytest.mark.nvrtc
+def test_a_last_batch_keeps_no_rows_of_the_one_before() -> None:
+    """What it leaves open was kept in local memory: 40 bytes of it for this sum."""
+    (report,) = cuda.compile_only(gather_sum(72, "bf16", base=False).pipeline())
+    assert report.spills == 0
 
 
 def test_rows_that_do_not_exist() -> None:

@@ -8,43 +8,70 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from math import ceil, prod
+from itertools import zip_longest
+from math import ceil, exp, lgamma, log, prod, sqrt
 
 from tilestream.errors import InputError
 from tilestream.ir.axes import ROWS, Axis, View, around
 from tilestream.ir.pipeline import Pipeline
 from tilestream.ir.plain import by_rows, plain
 
+MOST_AT_RANDOM = 10_000
+"""Beyond it lengths at random are as good as equal: they differ by 1 %."""
 EDGES_A_NODE = 10
 """Positions within one, where neither how many there are nor their lengths are known."""
 
 
 @dataclass(frozen=True)
 class Lengths:
-    """A histogram: ``counts`` has (length, how many have it), ascending. ``assumed`` says what is not known of it."""
+    """A histogram: ``counts`` has (length, how many have it), ascending. ``assumed`` says what is not known of it.
+
+    ``each`` has all of them as they lie, where that is known; those that lie together wait for their longest.
+    """
 
     counts: tuple[tuple[int, int], ...]
     assumed: str = ""
+    each: tuple[int, ...] = field(default=(), compare=False, repr=False)
 
     @staticmethod
     def of(lengths: Iterable[int], assumed: str = "") -> Lengths:
-        """Of these lengths, in any order.
+        """Of these lengths, as they lie.
 
         Raises:
             InputError: one is negative: the bounds fall.
         """
-        counts = sorted(Counter(lengths).items())
+        each = tuple(lengths)
+        counts = sorted(Counter(each).items())
         if counts and counts[0][0] < 0:
             raise InputError(f"a length of {counts[0][0]}", "give lengths of bounds that never fall")
-        return Lengths(tuple(counts), assumed)
+        return Lengths(tuple(counts), assumed, each)
 
     @staticmethod
     def equal(outer: int, total: int, assumed: str = "all equal") -> Lengths:
         """``total`` positions shared out as evenly as can be."""
         each, more = divmod(total, outer) if outer else (0, 0)
         return Lengths(tuple((n, many) for n, many in ((each, outer - more), (each + 1, more)) if many), assumed)
+
+    @staticmethod
+    def at_random(outer: int, total: int, assumed: str = "each at random") -> Lengths:
+        """``total`` positions, each within any of ``outer``: a Poisson distribution, in whole numbers."""
+        mean = total / outer if outer else 0.0
+        if not 0 < mean < MOST_AT_RANDOM:
+            return Lengths.equal(outer, total, assumed)
+        spread = 6 * sqrt(mean) + 4
+        counts = Counter[int]()
+        for n in range(max(0, int(mean - spread)), int(mean + spread)):
+            counts[n] = min(outer - counts.total(), round(outer * exp(n * log(mean) - mean - lgamma(n + 1))))
+        counts[round(mean)] += outer - counts.total()
+        while left := total - sum(n * many for n, many in counts.items()):
+            step = 1 if left > 0 else -1
+            at = max((n for n in counts if n + step >= 0), key=counts.__getitem__)
+            moved = min(abs(left), max(1, counts[at] // 2))
+            counts[at] -= moved
+            counts[at + step] += moved
+        return Lengths(tuple(sorted((n, many) for n, many in counts.items() if many)), assumed)
 
     @staticmethod
     def up_to(outer: int, total: int, largest: int) -> Lengths:
@@ -54,8 +81,9 @@ class Lengths:
                 f"{total} positions within {outer}, of which the largest has {largest}",
                 "give a largest from their mean to all of them",
             )
-        others = Lengths.equal(outer - 1, total - largest).counts
-        return Lengths.of([*(n for n, many in others for _ in range(many)), largest], "all but the largest equal")
+        counts = Counter(dict(Lengths.equal(outer - 1, total - largest).counts))
+        counts[largest] += 1
+        return Lengths(tuple(sorted(counts.items())), "all but the largest equal")
 
     @cached_property
     def outer(self) -> int:
@@ -78,15 +106,29 @@ class Lengths:
         return sum(ceil(n / tile) * many for n, many in self.counts)
 
     def steps_together(self, tile: int, together: int) -> float:
-        """Steps of blocks of ``together`` that wait for their longest: the mean over all ways to put them together."""
+        """Steps of blocks of ``together`` that wait for their longest: as they lie, or else the mean over all ways to
+        put them together."""
         if together <= 1 or not self.outer:
             return float(self.steps(tile))
+        if self.each:
+            return float(sum(ceil(n / tile) * many for n, many in self._longest(together)))
         blocks, below, found = ceil(self.outer / together), 0.0, 0.0
         for n, many in self.counts:
             share = below + many / self.outer
             found += ceil(n / tile) * (share**together - below**together)
             below = share
         return blocks * found
+
+    def _longest(self, together: int) -> Iterable[tuple[int, int]]:
+        """A histogram of the longest of each block, as they lie."""
+        if together not in self._blocks:
+            parts = [self.each[first::together] for first in range(together)]
+            self._blocks[together] = Counter(map(max, zip_longest(*parts, fillvalue=0)))
+        return self._blocks[together].items()
+
+    @cached_property
+    def _blocks(self) -> dict[int, Counter[int]]:
+        return {}
 
     def told(self) -> str:
         """For reports: ``mean 10.0, largest 31``, and what was assumed."""

@@ -14,19 +14,19 @@ from tilestream.devices import Device
 from tilestream.ir.lengths import Lengths, Sizes
 from tilestream.ir.pipeline import ELEMENT_BYTES, Role
 from tilestream.kernels.costs import Amount, Counts
+from tilestream.kernels.segments.cost import batch_s, launch_s, traffic, visit_s
 from tilestream.kernels.segments.kernel import SegmentsKernel
-from tilestream.kernels.segments.layout import LONG, PIECE_EDGES, SLOTS, THREADS, in_flight
+from tilestream.kernels.segments.layout import LONG, PIECE_EDGES, SLOTS, THREADS, in_flight, resident
 from tilestream.simulator.workload import Engine, SimLaunch, SimStage, TileWork
 
-WAITED = 0.85
-"""Of the loads that a tile's longest node makes one after another, what is not hidden behind other warps' work. Fitted
-with ``SCATTERED`` of ``kernels/segments/cost.py``."""
-WARP_REGISTERS = 8
-"""Registers of a thread are given out in eights."""
+REGISTERS, WARP_REGISTERS = 65_536, 8
+"""Of an SM that kernels are compiled for; those of a thread are given out in eights."""
 
 
 def shuffled(lengths: Lengths) -> np.ndarray:
-    """All lengths, in a random order."""
+    """All lengths as they lie, where that is known, else in a random order."""
+    if lengths.each:
+        return np.array(lengths.each, dtype=np.int64)
     each = np.repeat(*np.array(lengths.counts, dtype=np.int64).reshape(-1, 2).T)
     return np.random.default_rng(0).permutation(each)
 
@@ -52,7 +52,7 @@ def segments_launch(kernel: SegmentsKernel, size: Sizes, device: Device) -> SimL
     edges are dealt out in pieces behind them; further passes over these are launches of their own.
     """
     lengths = size.lengths[kernel.program.edges]
-    counts = kernel.cost(lengths.outer, device, lengths.total)
+    counts = kernel.cost(lengths.outer, device, lengths.total, lengths)
     teams = max(1, THREADS // kernel.layout.team)
     each = shuffled(lengths)
     long = each[each > LONG] if kernel.program.busy >= 0 else each[:0]
@@ -66,8 +66,8 @@ def segments_launch(kernel: SegmentsKernel, size: Sizes, device: Device) -> SimL
     outputs = kernel.launch.by_role(Role.OUTPUT)
     written = float(sum(size.positions([a.name for a in t.axes]) * ELEMENT_BYTES[t.dtype] for t in outputs))
     whole = TileWork(
-        simt_ops=_amount(counts, "lanes"),
-        sfu_ops=_amount(counts, "special"),
+        simt_ops=counts["lanes"].seconds * device.simt_flops,
+        sfu_ops=counts["special"].seconds * device.sfu_ops_per_s,
         dram_read=max(0.0, counts["dram"].seconds * device.dram_bytes_per_s - written),  # of rows at random places
         dram_write=written,
         l2_read=max(0.0, counts["l2"].seconds * device.l2_bytes_per_s - written),  # of rows at random places
@@ -79,27 +79,26 @@ def segments_launch(kernel: SegmentsKernel, size: Sizes, device: Device) -> SimL
         tiles,
         min(tiles, kernel.grid(max(1, lengths.outer), device.sms)),
         whole.scaled(1 / tiles),
-        once=TileWork(latency_s=2 * device.load_s),
         registers=THREADS * _registers(kernel),
         shared_bytes=kernel.shared_bytes,
         ops=tuple(op.kind for op in kernel.launch.stages[0].ops),
         source=kernel.launch.stages[0].source,
         overlap=True,
         weights=weights(edges, _share_of_edges(kernel, lengths, device)),
-        waits_s=_waits_s(kernel, chains, device),
+        waits_s=_waits_s(kernel, chains, lengths, device),
     )
-    return SimLaunch(kernel.launch.name, (stage,), launch_s=len(kernel.parts(lengths.outer)) * device.launch_s)
+    return SimLaunch(kernel.launch.name, (stage,), launch_s=len(kernel.parts(lengths.outer)) * launch_s(device))
 
 
-def _waits_s(kernel: SegmentsKernel, chains: np.ndarray, device: Device) -> tuple[float, ...]:
-    """Of tiles whose longest team goes along so many edges: a load from the L2 for each batch that is under way.
-
-    Teams that wait for longer ones are so in it, and the counts' instructions are taken as they are issued.
-    """
-    total = np.zeros(len(chains))
-    for each in kernel.program.passes:
-        total += np.ceil(chains / (in_flight(kernel.program, kernel.layout, each) * kernel.layout.at_once))
-    return tuple((total * WAITED * device.again_s).tolist())
+def _waits_s(kernel: SegmentsKernel, chains: np.ndarray, lengths: Lengths, device: Device) -> tuple[float, ...]:
+    """Of tiles whose longest team goes along so many edges: what a node's bounds and each batch of its edges wait."""
+    program, at = kernel.program, kernel.layout
+    moved = traffic(program, lengths.outer, lengths.total, device)
+    total = np.full(len(chains), visit_s(device))
+    for each in program.passes:
+        batches = np.ceil(chains / (in_flight(program, at, each) * at.at_once))
+        total += batches * batch_s(program, at, each, moved, device)
+    return tuple(total.tolist())
 
 
 def _amount(counts: Counts, name: str) -> float:
@@ -109,8 +108,8 @@ def _amount(counts: Counts, name: str) -> float:
 
 
 def _registers(kernel: SegmentsKernel) -> int:
-    asked = kernel.footprint(kernel.launch.stages[0], 0).registers
-    return ceil(asked / WARP_REGISTERS) * WARP_REGISTERS
+    """Of a thread: what the compiler is left by the CTAs that an SM should hold."""
+    return REGISTERS // (THREADS * resident(kernel.program, kernel.layout)) // WARP_REGISTERS * WARP_REGISTERS
 
 
 def _share_of_edges(kernel: SegmentsKernel, lengths: Lengths, device: Device) -> float:

@@ -137,41 +137,35 @@ TS_DEV void shares(float& most, float other, float& own, float& others) {
 // NaN where the maximum is infinite, as exp(x - max x) is.
 TS_DEV float weighed(float most, float sum, float value) { return quotient(value, sum) + (most - most); }
 
-// The row that an index names. One that does not exist is row 0 until the batch is found.
+// The row that an index names; the largest number stands for all that are larger.
 template <bool WIDE>
-TS_DEV u32 row_of(const void* index, int at, long long rows, bool& exist) {
-  if constexpr (WIDE) {
-    const u64 row = (u64)lanes::load_index(index, at, 1);
-    exist = exist && row < (u64)rows;
-    return row < (u64)rows ? (u32)row : 0u;
-  } else {
-    const u32 row = (u32)lanes::load_index(index, at, 0);
-    exist = exist && row < (u32)rows;
-    return row < (u32)rows ? row : 0u;
-  }
+TS_DEV u32 row_of(const void* index, int at) {
+  const u64 row = (u64)lanes::load_index(index, at, WIDE);
+  return !WIDE || row < ~0u ? (u32)row : ~0u;
 }
 // What names the row of an edge that does not exist: the kernel ends.
 template <class Pass, class Params>
 TS_COLD void give_up_at(const Params& p, int at, int to, int step) {
   for (; at < to; at += step)
     Pass::indices(p, [&](int index, bool wide, long long rows) {
-      bool exist = true;
-      if (wide)
-        row_of<true>(p.tensors[index], at, rows, exist);
-      else
-        row_of<false>(p.tensors[index], at, rows, exist);
-      if (!exist) lanes::give_up(p.record, index, at, rows, lanes::load_index(p.tensors[index], at, wide));
+      const long long row = lanes::load_index(p.tensors[index], at, wide);
+      if ((u64)row >= (u64)rows) lanes::give_up(p.record, index, at, rows, row);
     });
 }
 
-// ---- edges: all rows of a batch are asked for before any is used
+// ---- edges: all rows of a batch are asked for before any is used. Those that are not there are zeros, which nothing reads:
+// what is left open the compiler keeps from the batch before, in local memory.
 template <class Pass, bool WHOLE, class Params, class Team, class Fixed, class Node>
 TS_DEV void batch(const Params& p, const Team& t, const Fixed& f, const Node& n, typename Pass::Sums& s, int at, int to, int step) {
   typename Pass::Row row[Pass::IN_FLIGHT];
   bool exist = true;
 #pragma unroll
-  for (int k = 0; k < Pass::IN_FLIGHT; ++k)
-    if (WHOLE || k * step < to - at) Pass::find(p, at + k * step, row[k], exist);
+  for (int k = 0; k < Pass::IN_FLIGHT; ++k) {
+    if constexpr (!WHOLE) row[k] = {};
+    if (WHOLE || k * step < to - at) Pass::find(p, at + k * step, row[k]);
+  }
+#pragma unroll
+  for (int k = 0; k < Pass::IN_FLIGHT; ++k) exist = exist & Pass::exist(p, row[k]);
   if (!exist) give_up_at<Pass>(p, at, to, step);
 #pragma unroll
   for (int k = 0; k < Pass::IN_FLIGHT; ++k)

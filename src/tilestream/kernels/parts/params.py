@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 MAP, POINTER = "TensorMap", "*"
-PLAIN = {"u64": ("Q", 8), "long long": ("q", 8), "int": ("i", 4), "float": ("f", 4)}
+PLAIN = {"u64": ("Q", 8), "long long": ("q", 8), "int": ("i", 4), "u32": ("I", 4), "float": ("f", 4)}
 """``struct``'s letter and the bytes of each C++ type; pointers are the ending ``*``."""
 MAP_BYTES, MAP_ALIGNMENT = 128, 64
 

@@ -206,10 +206,11 @@ class PassCode:
 
     def find(self) -> list[str]:
         """Statements that look the rows of an edge up."""
-        lines = []
-        for index, (wide, rows) in self._named.items():
-            lines.append(f"row.at{index} = row_of<{wide}>(p.tensors[{index}], at, {rows}, exist);")
-        return lines
+        return [f"row.at{index} = row_of<{wide}>(p.tensors[{index}], at);" for index, (wide, _) in self._named.items()]
+
+    def exist(self) -> str:
+        """C++ of whether all rows of an edge exist."""
+        return " & ".join(f"(row.at{index} < (u32){rows})" for index, (_, rows) in self._named.items()) or "true"
 
     def named(self) -> list[str]:
         """A call of ``of`` for each index of the pass."""

@@ -1,39 +1,150 @@
-"""How long a kernel of segments takes: rows through the L2, what comes from DRAM, instructions of the edges."""
+"""How long a kernel of segments takes: rows through the L2 and from DRAM, instructions of warps, and their waits."""
 
 from __future__ import annotations
 
-from math import gcd, prod
+from dataclasses import dataclass
+from math import ceil, gcd, prod
 
 from tilestream.devices import Device
+from tilestream.ir.lengths import Lengths
 from tilestream.ir.pipeline import ELEMENT_BYTES
 from tilestream.ir.tileops import OPS
+from tilestream.kernels.coefficients.segments import H200_SEGMENTS as FITTED
 from tilestream.kernels.costs import Amount, Counts, beside
-from tilestream.kernels.segments.layout import LANE_BYTES, WARP, Layout, count
+from tilestream.kernels.segments.layout import (
+    LANE_BYTES,
+    LONG,
+    PIECE_EDGES,
+    SLOTS,
+    THREADS,
+    WARP,
+    Layout,
+    count,
+    in_flight,
+    resident,
+)
 from tilestream.kernels.segments.model import Pass, Place, Program, Read, Step
 
 SECTOR = 32
 """Bytes that the L2 and DRAM move at least."""
-GATHERED = 1.35
-"""Of the L2's rate for queues, what rows at random places come at: 1,000,000 of 128 and 256 bytes, 23.4 and 42.1 us."""
 BURST = 64
 """Bytes that DRAM gives at least."""
-SCATTERED = 0.5
-"""Of DRAM's rate, what rows at random places come at. Fitted, with ``WAITED`` of the simulator, to the forty kernels of
-``benchmarks/lib/fresh_ragged.py``'s validation set."""
-OVERHEAD = 14.0
-"""Instructions of a lane for each row of an edge besides its elements: place, bounds, predicates."""
-ISSUE = 1.8
-"""Of an edge's instructions, times what they need: teams of a warp wait for the longest of their nodes, and the last
-batch of a node's edges is not full. Fitted with the two above to ten kernels on a uniform graph (docs/kernels.md);
-where edges follow a power law kernels take 1.05 to 1.65 times as long."""
+WARPS = THREADS // WARP
+VISIT, BATCH, EDGE, INDEX, LOAD, SCORE, SHUFFLE = 80.0, 6.0, 5.5, 3.0, 2.8, 11.0, 4.0
+"""Instructions of a warp for a node, a batch of its edges, an edge, and of an edge for an index, a load, a score of a
+softmax and a step of a sum over lanes. Counted in the machine code of the eighty kernels of the first two sets of
+``benchmarks.lib.fresh_ragged``, whose loops come out 6 % off."""
 
 
-def cost(p: Program, at: Layout, nodes: int, edges: int, device: Device) -> Counts:
-    """A launch on so many nodes and edges. Tables are taken to have as many rows as there are nodes; of tensors of
-    edges each row is read once, in whatever order."""
+@dataclass(frozen=True)
+class Walk:
+    """How warps go along edges: what they do once a node, and once a batch of edges that are under way at once.
+
+    Teams of a warp wait for the longest of their nodes, and so do CTAs before the next one takes their place.
+
+    Attributes:
+        visits: of nodes by warps, those of pieces of busy nodes included.
+        edges: of warps, of the longest of their teams' nodes; ``batches`` of these, in each pass.
+        chains: of CTAs: batches that one makes after another, in each pass; ``ctas``: how many there are.
+        longest: of the chains, in each pass.
+    """
+
+    visits: float
+    edges: float
+    batches: tuple[float, ...]
+    ctas: float
+    chains: tuple[float, ...]
+    longest: tuple[int, ...]
+
+
+def walk(p: Program, at: Layout, lengths: Lengths) -> Walk:
+    """Of nodes in no order. Busy nodes come in pieces, of which each is a CTA's."""
+    short, pieces = dealt(p, lengths)
+    together, teams = max(1, WARP // at.team), max(1, THREADS // at.team)
+    visits = ceil(short.outer / together) + WARPS * pieces.outer
+    edges = short.steps_together(at.at_once, together) + WARPS * pieces.steps(THREADS // at.lanes)
+    batches, chains, longest = list[float](), list[float](), list[int]()
+    for each in p.passes:
+        batch = in_flight(p, at, each) * at.at_once
+        of_pieces = pieces.steps(batch * (THREADS // at.team))
+        batches.append(short.steps_together(batch, together) + WARPS * of_pieces)
+        chains.append(short.steps_together(batch, teams) + of_pieces)
+        longest.append(max(ceil(short.largest / batch), ceil(pieces.largest / (batch * (THREADS // at.team)))))
+    ctas = ceil(short.outer / teams) + pieces.outer
+    return Walk(visits, edges, tuple(batches), ctas, tuple(chains), tuple(longest))
+
+
+def dealt(p: Program, lengths: Lengths) -> tuple[Lengths, Lengths]:
+    """Edges of all nodes that a team goes along, none of busy ones, and of pieces of those."""
+    if p.busy < 0:
+        return lengths, Lengths(())
+    short = [(n, many) for n, many in lengths.counts if n <= LONG]
+    busy = [(n, many) for n, many in lengths.counts if n > LONG]
+    piece = max(PIECE_EDGES, ceil(lengths.total / (SLOTS // 2)))
+    pieces = dict[int, int]()
+    for n, many in busy:
+        for size, of in ((piece, n // piece), (n % piece, 1)):
+            pieces[size] = pieces.get(size, 0) + of * many
+    none = dict(short).get(0, 0) + sum(many for _, many in busy)
+    left = tuple(sorted(({**dict(short), 0: none} if none else dict(short)).items()))
+    each = tuple(0 if n > LONG else n for n in lengths.each)
+    return Lengths(left, each=each), Lengths(tuple(sorted((n, many) for n, many in pieces.items() if n and many)))
+
+
+def cost(p: Program, at: Layout, nodes: int, edges: int, device: Device, lengths: Lengths | None = None) -> Counts:
+    """A launch on so many nodes and edges, of these ``lengths`` or of a random graph's. Tables are taken to have as
+    many rows as there are nodes; of tensors of edges each row is read once, in whatever order."""
+    moved = traffic(p, nodes, edges, device)
+    gone = walk(p, at, lengths or Lengths.at_random(nodes, edges))
+    lanes = gone.visits * VISIT + sum(gone.batches) * BATCH + gone.edges * sum(_of_edge(p, at, s) for s in p.passes)
+    special = gone.edges * sum(_special(p, at, each) for each in p.passes)
+    in_rows = Amount("rows in order", moved.in_order, device.dram_bytes_per_s)
+    anywhere = Amount("rows at random", moved.scattered, device.dram_bytes_per_s)
+    memory = Counts(
+        "memory",
+        (Counts("dram", (in_rows, anywhere)), Amount("l2", moved.l2, device.l2_bytes_per_s * FITTED.gathered)),
+        beside,
+    )
+    issued = Counts(
+        "issued",
+        (
+            Amount("lanes", WARP * lanes, device.simt_flops * FITTED.issued),
+            Amount("special", WARP * special, device.sfu_ops_per_s * FITTED.issued),
+        ),
+        beside,
+    )
+    slots = min(gone.ctas, float(device.sms * resident(p, at))) or 1.0
+    each_s = [batch_s(p, at, each, moved, device) for each in p.passes]
+    chains = sum(chain * s for chain, s in zip(gone.chains, each_s, strict=True))
+    longest = visit_s(device) + sum(chain * s for chain, s in zip(gone.longest, each_s, strict=True))
+    waits = (Amount("waits", (gone.ctas * visit_s(device) + chains) / slots), Amount("longest node", longest))
+    further = max(0, len(p.passes) - 1) if p.busy >= 0 else 0  # launches, for busy nodes
+    launch = Amount("launch", (1 + further) * launch_s(device))
+    return Counts("segments", (Counts("streams", (memory, issued, *waits), beside), launch))
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes of a launch.
+
+    Attributes:
+        in_order: from and to DRAM at least once; ``scattered``: rows at random places that come from it again.
+        l2: between the L2 and the SMs.
+        far: the share of rows at random places that the L2 does not have.
+    """
+
+    in_order: float
+    scattered: float
+    l2: float
+    far: float
+
+
+def traffic(p: Program, nodes: int, edges: int, device: Device) -> Traffic:
+    """What the L2 holds of tables is what is left of it: until a row's next turn, as many of the other bytes pass
+    through it as lie between two of a node's edges."""
     tables = {r.number: _row(r) * nodes for r in p.reads.values() if r.place is not Place.FIXED and _is_table(p, r)}
     once = sum(tables.values())
-    rows = [r for each in p.passes for r in _edge_rows(p, each)]
+    rows = [p.reads[name] for each in p.passes for name in each.reads]
     again = sum(_moved(r) for r in rows) * edges
     looked_up = sum(_moved(r) for r in rows if _is_table(p, r)) * edges
     own_edges = [r for r in p.reads.values() if r.place is Place.EDGE and not _is_table(p, r)]
@@ -42,35 +153,42 @@ def cost(p: Program, at: Layout, nodes: int, edges: int, device: Device) -> Coun
     indices = 4 * edges * len({r.index for r in p.reads.values() if r.index >= 0})
     own = sum(_row(r) for r in p.reads.values() if r.place is Place.NODE and r.number not in tables) * nodes
     written = sum(_row(s.write) * (edges if s.place is Place.EDGE else nodes) for s in p.stores if s.write)
-    missed = _beyond(once, device) * (looked_up - once)
-    scattered = max(0.0, missed) + sum(_moved(r, BURST) * share for r, share in beyond.items()) * edges
-    dram = min(once, looked_up) + streamed + indices + own + written + 4 * nodes
-    l2 = again + indices * len(p.passes) + own + written
-    lanes = sum(_instructions(p, at, each) for each in p.passes) * edges * at.team
-    special = sum(_special(p, at, each) for each in p.passes) * edges * at.team
-    in_rows = Amount("rows in order", dram, device.dram_bytes_per_s)
-    anywhere = Amount("rows at random", scattered, device.dram_bytes_per_s * SCATTERED)
-    memory = Counts(
-        "memory",
-        (Counts("dram", (in_rows, anywhere)), Amount("l2", l2, device.l2_bytes_per_s * GATHERED)),
-        beside,
+    passing = sum(_row(r) for r in own_edges) * edges + indices + own + written
+    lost = _beyond(once + passing * nodes / max(1, edges), device)
+    opened = sum(
+        _opened(r) * min(1.0, _row(r) / BURST) for r in rows if _is_table(p, r)
+    )  # rows of one burst share turns
+    missed = max(0.0, lost * (opened * edges - once))
+    of_edges = sum(_opened(r) * share for r, share in beyond.items()) * edges
+    return Traffic(
+        min(once, looked_up) + streamed + indices + own + written + 4 * nodes,
+        missed + of_edges,
+        again + indices * len(p.passes) + own + written,
+        max([lost if once else 0.0, *beyond.values()]),
     )
-    issued = Counts(
-        "issued",
-        (
-            Amount("lanes", lanes, device.simt_flops / ISSUE),
-            Amount("special", special, device.sfu_ops_per_s / ISSUE),
-        ),
-        beside,
-    )
-    further = max(0, len(p.passes) - 1) if p.busy >= 0 else 0  # launches, for busy nodes
-    launch = Amount("launch", (1 + further) * device.launch_s + device.ramp_s)
-    return Counts("segments", (Counts("streams", (memory, issued), beside), launch))
+
+
+def launch_s(device: Device) -> float:
+    """Seconds from one launch to the next."""
+    return FITTED.launch * device.launch_s
+
+
+def visit_s(device: Device) -> float:
+    """Seconds that a node waits besides those of its edges."""
+    return FITTED.visit * device.load_s
+
+
+def batch_s(p: Program, at: Layout, each: Pass, moved: Traffic, device: Device) -> float:
+    """Seconds of a batch of edges in a warp that has an SM for itself: it waits for the indices, and for the rows that
+    they name, from wherever they come; then an instruction waits for the one before."""
+    work = in_flight(p, at, each) * _of_edge(p, at, each) + BATCH
+    waits = FITTED.batch * device.again_s + moved.far * FITTED.from_dram * device.load_s
+    return waits + work * device.issue_cycles / device.clock_hz
 
 
 def _beyond(size: float, device: Device) -> float:
     """The share of so many bytes that the L2 does not hold."""
-    return max(0.0, 1.0 - device.l2_bytes / size) if size else 0.0
+    return max(0.0, 1.0 - device.l2_bytes * FITTED.held / size) if size else 0.0
 
 
 def _is_table(p: Program, r: Read) -> bool:
@@ -91,22 +209,36 @@ def _moved(r: Read, grain: int = SECTOR) -> int:
     return row + grain - gcd(row, grain) if r.index >= 0 else row
 
 
-def _edge_rows(p: Program, each: Pass) -> list[Read]:
-    return [p.reads[name] for name in each.reads]
+def _opened(r: Read) -> float:
+    """Bytes that DRAM could give in a row while it gives one at a random place."""
+    return _moved(r, BURST) + FITTED.opened
 
 
-def _instructions(p: Program, at: Layout, each: Pass) -> float:
-    """Of one lane for one edge."""
-    total = 0.0
+def _of_edge(p: Program, at: Layout, each: Pass) -> float:
+    """Instructions of a warp for one edge of each of its teams."""
+    indices = {p.reads[name].index for name in each.reads} - {-1}
+    total = EDGE + INDEX * len(indices)
     for name in each.reads:
-        n = count(p, at, p.reads[name].axes)
-        total += n + OVERHEAD + n * ELEMENT_BYTES[p.reads[name].tensor.dtype] / LANE_BYTES
-    total += sum(_of_step(p, at, s) for s in (*each.steps, *each.sums))
-    return total
+        r = p.reads[name]
+        n, size = count(p, at, r.axes), ELEMENT_BYTES[r.tensor.dtype]
+        loads = at.vectors * ceil(at.vector * size / LANE_BYTES) if n == at.elements else n
+        total += LOAD * loads + (n if size == 2 else 0)
+    taken = {name for s in each.sums if s.op.combine == "sum" for name in s.operands}
+    for s in each.steps:
+        total += 0.0 if s.op.kind == "mul" and s.makes in taken and len(s.operands) == 2 else _of_step(p, at, s)
+    return total + sum(_of_sum(p, at, each, s) for s in each.sums)
+
+
+def _of_sum(p: Program, at: Layout, each: Pass, s: Step) -> float:
+    n = count(p, at, s.taken)
+    if s.op.combine != "softmax":
+        return float(n * max(1, len(s.operands) - 1))
+    scores = count(p, at, p.axes(s.operands[0]))
+    return n + SCORE * scores + 2.0 * n / in_flight(p, at, each)
 
 
 def _special(p: Program, at: Layout, each: Pass) -> float:
-    """Of one lane for one edge, those of the special function unit; of a softmax an exponential of each score."""
+    """Of a lane for one edge, those of the special function unit; of a softmax an exponential of each score."""
     total = sum(count(p, at, s.taken) * OPS[s.op.kind].transcendental for s in each.steps if s.op.kind != "product")
     return total + sum(count(p, at, p.axes(s.operands[0])) for s in each.sums if s.op.combine == "softmax")
 
@@ -114,6 +246,6 @@ def _special(p: Program, at: Layout, each: Pass) -> float:
 def _of_step(p: Program, at: Layout, s: Step) -> float:
     n = count(p, at, s.taken)
     if s.op.kind != "product":
-        return n * max(1.0, OPS[s.op.kind].flops)
-    shuffles = 2 * (min(at.lanes, WARP) - 1).bit_length() * count(p, at, s.axes) if s.taken != s.axes else 0
-    return n * len(s.operands) + shuffles + (8 if s.op.combine == "softmax" else 0)
+        return n * max(1.0, 1.4 * OPS[s.op.kind].flops if OPS[s.op.kind].transcendental else OPS[s.op.kind].flops)
+    shuffles = (min(at.lanes, at.per_run) - 1).bit_length() * count(p, at, s.axes) if s.taken != s.axes else 0
+    return n * max(1, len(s.operands) - 1) + SHUFFLE * shuffles

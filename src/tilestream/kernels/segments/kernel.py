@@ -8,9 +8,9 @@ from math import ceil, prod
 
 from tilestream.devices import Device
 from tilestream.errors import InputError, TilestreamError
-from tilestream.ir.lengths import EDGES_A_NODE
+from tilestream.ir.lengths import EDGES_A_NODE, Lengths
 from tilestream.ir.pipeline import DTYPE_BYTES, Pipeline, Role, Stage
-from tilestream.kernels.costs import ClosedForm, Counts
+from tilestream.kernels.costs import Counts
 from tilestream.kernels.kernel import NO_ROW, Footprint, Frame, Kernel, halves
 from tilestream.kernels.parts.params import Field, Struct
 from tilestream.kernels.parts.source import Call, KernelSource, Part, Space
@@ -36,6 +36,8 @@ CTAS_PER_SM = 4, 160
 """Of a launch, at least: as many as take busy nodes where there are few nodes; and at most: where most nodes have no
 edge, a CTA is over before the next one's bounds are here, so each has several."""
 UNKNOWN = 2**31 - 1
+MOST_STRIDE = 2**32 - 1
+"""Bytes from row to row: a row's place is one multiplication of 32 bits, of which a lane makes one for each row."""
 HOST_LANES = 64
 
 
@@ -43,7 +45,6 @@ class SegmentsKernel(Kernel):
     """The kernel of a launch of one stage with a ragged axis."""
 
     family = "segments"
-    closed_form = ClosedForm("segments", 0.13, "the ten kernels on a uniform graph that it was fitted on")
     starts_early = True
 
     @classmethod
@@ -82,9 +83,11 @@ class SegmentsKernel(Kernel):
             self.shared_bytes, registers(self.program, self.layout), (("sums of a busy node", self.shared_bytes),)
         )
 
-    def cost(self, rows: int, device: Device, edges: int | None = None) -> Counts:
-        """On ``rows`` nodes; of ``edges``, or of as many as nodes are assumed to have (``ir.lengths.EDGES_A_NODE``)."""
-        return cost(self.program, self.layout, rows, EDGES_A_NODE * rows if edges is None else edges, device)
+    def cost(self, rows: int, device: Device, edges: int | None = None, lengths: Lengths | None = None) -> Counts:
+        """On ``rows`` nodes; of ``edges``, or of as many as nodes are assumed to have (``ir.lengths.EDGES_A_NODE``).
+        Without ``lengths`` each edge is at any node."""
+        edges = EDGES_A_NODE * rows if edges is None else edges
+        return cost(self.program, self.layout, rows, edges, device, lengths)
 
     def _emit(self, stamped: bool, annotate: bool) -> KernelSource:
         code, space = self.code, self.program.space
@@ -103,7 +106,7 @@ class SegmentsKernel(Kernel):
             "Params",
             (
                 Field("void*", "tensors", count, note=names),
-                Field("long long", "strides", count, note="bytes from row to row"),
+                Field("u32", "strides", count, note="bytes from row to row"),
                 Field("long long", "rows", count),
                 Field("const int*", "starts"),
                 Field("const int*", "busy", note="or null"),
@@ -151,6 +154,11 @@ class SegmentsKernel(Kernel):
             is_matrix = len(t.axes) == 2 and t.role is not Role.OUTPUT
             row = t.shape if t.axes and t.axes[0].size is None else t.shape[1:]
             strides.append(size * (at.stride if is_matrix else prod(row)))
+            if strides[-1] > MOST_STRIDE:
+                raise InputError(
+                    f"rows of tensor {t.name!r} of pipeline {self.launch.name!r} lie {strides[-1]} bytes apart",
+                    "make it contiguous",
+                )
         edges = next(
             (at.rows for t, at in zip(tensors, where, strict=True) if t.axes and t.axes[0].name == p.edges), UNKNOWN
         )

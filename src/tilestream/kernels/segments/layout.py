@@ -13,7 +13,8 @@ WARP, THREADS = 32, 128
 LANE_BYTES = 16
 """What a lane loads at once, at most."""
 NARROW_WORDS, FEW_SUMS = 4, 16
-"""Registers of a lane for an edge's rows, and for sums, up to which four edges are on their way at once. GIN's sum of
+"""Registers of a lane for an edge's rows, an edge's weight aside, and for sums, up to which four edges are on their way
+at once. GIN's sum of
 64 bf16 on 1,000,000 edges took 28 us with one, 27 with two, 23 with four and 29 with eight (H200)."""
 RESIDENT = ((30, 12), (44, 10), (60, 8), (80, 5))
 """Registers of a lane for sums and edges on their way, and CTAs that an SM should hold then: other warps hide more than
@@ -107,7 +108,9 @@ def row_words(p: Program, at: Layout, each: Pass) -> int:
 def in_flight(p: Program, at: Layout, each: Pass) -> int:
     """Edges of a pass whose rows are loaded before any is used."""
     words = row_words(p, at, each)
-    if words <= NARROW_WORDS and _sums(p, at, each) <= FEW_SUMS:
+    is_softmax = any(s.op.combine == "softmax" for s in each.sums)
+    weights = 0 if is_softmax else sum(not p.reads[name].axes for name in each.reads)  # one a batch's row more
+    if words - weights <= NARROW_WORDS and sum_registers(p, at, each) <= FEW_SUMS:
         return 4
     return 2 if words <= LANE_BYTES else 1
 
@@ -117,11 +120,13 @@ def resident(p: Program, at: Layout) -> int:
     own = sum(
         count(p, at, r.axes) * DTYPE_BYTES[r.tensor.dtype] // 4 for r in p.reads.values() if r.place is Place.NODE
     )
-    held = [own + _sums(p, at, each) + (row_words(p, at, each) + 4) * in_flight(p, at, each) for each in p.passes]
+    held = [
+        own + sum_registers(p, at, each) + (row_words(p, at, each) + 4) * in_flight(p, at, each) for each in p.passes
+    ]
     return next((ctas for most, ctas in RESIDENT if max(held, default=0) <= most), 3)
 
 
-def _sums(p: Program, at: Layout, each: Pass) -> int:
+def sum_registers(p: Program, at: Layout, each: Pass) -> int:
     """Registers of a lane for what a pass sums: of a softmax also maxima and sums of weights."""
     scores = sum(count(p, at, p.axes(s.operands[0])) for s in each.sums if s.op.combine == "softmax")
     return 2 * scores + sum(count(p, at, s.taken) for s in each.sums)
@@ -129,7 +134,7 @@ def _sums(p: Program, at: Layout, each: Pass) -> int:
 
 def registers(p: Program, at: Layout) -> int:
     """An estimate of what a lane holds: sums of the largest pass, values of the node that live on, an edge's rows."""
-    sums = max((_sums(p, at, each) for each in p.passes), default=0)
+    sums = max((sum_registers(p, at, each) for each in p.passes), default=0)
     rows = max((row_words(p, at, each) for each in p.passes), default=0)
     nodes = sum(count(p, at, p.axes(name)) for name in _of_nodes_in_passes(p))
     return 24 + sums + rows + nodes

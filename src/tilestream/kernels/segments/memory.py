@@ -119,7 +119,7 @@ class Access:
         number = self.read.number
         start = f"(const char*)p.tensors[{number}]"
         rows = self.read.place is not Place.FIXED
-        lines = [f"const char* const from = {start}" + (f" + (u64){row} * (u64)p.strides[{number}];" if rows else ";")]
+        lines = [f"const char* const from = {start}" + (f" + (u64){row} * p.strides[{number}];" if rows else ";")]
         if self.packed:
             each = self.at.vector // self.per_word
             one = f"fetch<{self.at_once}, {self.at.vector * self.bytes}>"
