@@ -1,7 +1,7 @@
 """Three sets of forty kernels of segments, drawn by seeds: what the simulator is held against.
 
-On the *validation* set constants were fitted; the *fresh* one was looked at since it was measured; of the *third* one
-nobody has measured a kernel before its predictions were final. Each is a pipeline as a layer of a
+On the *validation* set constants were fitted; the *fresh* one was looked at since it was measured; the *third* one is
+to be measured once, when its predictions are final. Each is a pipeline as a layer of a
 graph network has it, its graph, and what it makes in float64. Widths, heads, dtypes, numbers of nodes and edges and the
 kind of graph are drawn; sizes are log-uniform. Seeds and this file were committed before anything of a set was
 measured.

@@ -1,5 +1,5 @@
-"""Simulated times of kernels of segments beside what they took: docs/kernels.md, on two graphs that nothing was fitted
-to but the counts on the first."""
+"""Simulated times of kernels of segments beside what they took: docs/kernels.md, on two graphs that were in view when
+its form was chosen. They are of kernels as they were before their loops became shorter."""
 
 from __future__ import annotations
 

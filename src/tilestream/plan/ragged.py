@@ -1,6 +1,6 @@
 """Which way a ragged region runs: by one kernel of ours in sorted order, or by Inductor's kernels around the sums.
 
-What is predicted is the simulator's time, of nodes that have equally many edges.
+What is predicted is the simulator's time, of edges that are at any node each.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """What kernels of segments reach of an H200's rates and latencies.
 
 ``python -m benchmarks.fit.fit_segments`` fits what is marked so to the even kernels of two sets of
-``benchmarks.lib.fresh_ragged`` in ``benchmarks/results/ragged_kernels.json``; the odd ones judge
-([docs/simulator.md](../../../../docs/simulator.md#ragged-pipelines)). All are shares of what the device's description
+``benchmarks.lib.fresh_ragged`` in ``benchmarks/results/ragged_kernels.json``, uniform graphs left out. What is not fitted
+was chosen with these and the odd ones in view ([docs/simulator.md](../../../../docs/simulator.md#ragged-pipelines)).
+All are shares of what the device's description
 says, so that they move with it to devices that were not measured.
 """
 
@@ -28,9 +29,9 @@ class Coefficients:
     gathered: float = 1.51
     """Of the L2's rate for queues, what rows at random places come at. Fitted."""
     held: float = 0.5
-    """Of the L2, what holds rows that all SMs read: each half has its own copy for the SMs at its side. Not fitted."""
+    """Of the L2, what holds rows that all SMs read: each half has its own copy for the SMs at its side. By hand."""
     opened: float = 64.0
-    """Bytes that DRAM could give in a row while it opens one at a random place: a burst. Not fitted."""
+    """Bytes that DRAM could give in a row while it opens one at a random place: a burst. By hand."""
 
 
 H200_SEGMENTS = Coefficients()
