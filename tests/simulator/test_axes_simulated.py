@@ -11,7 +11,6 @@ from programs import chain
 from tilestream.devices import get
 from tilestream.errors import DeviceError, InputError, VerifyError
 from tilestream.ir.axes import Level, Loop, Spread
-from tilestream.ir.derive import mentions
 from tilestream.ir.mesh_traffic import mesh_traffic
 from tilestream.ir.pipeline import Pipeline, Queue, Stage, Transport
 from tilestream.ir.read import axes, program, tensors
@@ -197,7 +196,7 @@ def two(p: Pipeline) -> Pipeline:
 
 
 def _has(s: Stage, axis: str) -> bool:
-    return any(axis in mentions(op) for op in s.ops)
+    return any(axis in op.mentions for op in s.ops)
 
 
 def _over(s: Stage) -> tuple[Spread, ...]:

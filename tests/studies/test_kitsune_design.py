@@ -43,7 +43,8 @@ def ops(p: Staged, stage: str) -> tuple[str, ...]:
 
 
 def total(d: Design, name: str) -> float:
-    return sum(getattr(s.work, name) * s.tiles + getattr(s.once, name) * s.ctas for s in d.workload.stages())
+    stages = (s for launch in d.workload.launches for s in launch.stages)
+    return sum(getattr(s.work, name) * s.tiles + getattr(s.once, name) * s.ctas for s in stages)
 
 
 def test_relu_is_an_epilogue_and_concatenation_a_stage_on_the_simt_pipes():

@@ -8,7 +8,7 @@ from math import ceil, gcd, prod
 
 from tilestream.errors import VerifyError
 from tilestream.ir.axes import Axis, Level, around, outer_axes
-from tilestream.ir.derive import WRITES, Partial, divided, mentions, placement, result_axes, sums
+from tilestream.ir.derive import WRITES, Partial, divided, placement, sums
 from tilestream.ir.pipeline import DTYPE_BYTES, INDEX_BYTES, Pipeline, Queue, Role, Stage, TileOp, Transport
 from tilestream.ir.rings import at_once, blocks, in_flight, keyed, least_depth
 from tilestream.ir.ways import between
@@ -48,7 +48,7 @@ def axes_are_covered(p: Pipeline) -> None:
     slices: dict[tuple[str, int, bool], set[tuple[int, int]]] = defaultdict(set)
     for where, _, op in each_op(p):
         given = around((a for v in op.views for a in v.axes), outer)
-        for axis in result_axes(op):
+        for axis in op.result_axes:
             if axis not in given and size[axis] != 1 and op.kind != "fill":
                 raise VerifyError(
                     f"{where}: no operand has axis {axis!r} of the result", "name it in an operand's view"
@@ -88,10 +88,10 @@ def axes_are_covered(p: Pipeline) -> None:
     _check_slices(slices, dims, size)
     for stage in p.stages:
         for loop in stage.loops:
-            if all(loop.axis not in around(mentions(op), outer) for op in stage.ops):
+            if all(loop.axis not in around(op.mentions, outer) for op in stage.ops):
                 raise VerifyError(
                     f"stage {stage.name!r} loops over {loop.axis!r}, which none of its ops has",
-                    f"loop over one of: {', '.join(sorted(set().union(*map(mentions, stage.ops))))}",
+                    f"loop over one of: {', '.join(sorted(set().union(*(op.mentions for op in stage.ops))))}",
                 )
             if loop.tile < 1:
                 raise VerifyError(f"stage {stage.name!r} takes {loop.tile} of {loop.axis!r} a step", "take at least 1")
@@ -138,7 +138,6 @@ def tensors_have_their_roles(p: Pipeline) -> None:
 def partial_results_are_summed(p: Pipeline) -> None:
     """What each worker has of a sum is combined before it counts as the sum, and by what combines it."""
     for where, stage, op in each_op(p):
-        makers = {o.out.name: o for o in stage.ops if o.out is not None}
         if op.kind == "store":
             scattered = next((at for at in op.views[-1].at or () if at.index), None)
             if scattered is not None and not p.ragged.keys() & set(scattered.axes):  # those in an order: at the call
@@ -152,8 +151,8 @@ def partial_results_are_summed(p: Pipeline) -> None:
                     f"{where}: a store cannot sum over {', '.join(sorted(lost))}: the last would win",
                     "sum into a tile first, or store_add (+>)",
                 )
-        if op.kind == "store_add" and op.ins[0] in makers:
-            wrong = {h.combine for d in stage.mesh if isinstance(h := placement(makers[op.ins[0]], d, stage), Partial)}
+        if op.kind == "store_add" and (maker := stage.makers.get(op.ins[0])) is not None:
+            wrong = {h.combine for d in stage.mesh if isinstance(h := placement(maker, d, stage), Partial)}
             wrong -= {"sum"}
             if wrong:
                 raise VerifyError(f"{where} adds in memory what is to be combined by {wrong.pop()}", "store it instead")

@@ -61,7 +61,7 @@ def hidden_layers(stage: Stage, handed_on: Collection[str] = ()) -> tuple[Looped
     Args:
         handed_on: tiles that queues take: those are whole.
     """
-    made = {op.out.name: op for op in stage.ops if op.out is not None}
+    made = stage.makers
     users: dict[str, list[TileOp]] = {}
     for op in stage.ops:
         for name in op.ins:

@@ -36,16 +36,6 @@ class Replicate:
 Placement = Shard | Partial | Replicate
 
 
-def result_axes(op: TileOp) -> tuple[str, ...]:
-    """Axes of what an op makes, or of where it writes."""
-    return op.result_axes
-
-
-def mentions(op: TileOp) -> frozenset[str]:
-    """Every axis that an op ranges over."""
-    return op.mentions
-
-
 def sums(op: TileOp) -> frozenset[str]:
     """Axes that an op sums over: its operands have them, its result lacks them."""
     return op.mentions.difference(op.result_axes)
@@ -56,7 +46,7 @@ def divided(op: TileOp, d: Spread, stage: Stage) -> str:
 
     A direction over the axis around a ragged one divides what has the ragged one: edges go with their nodes.
     """
-    found = around(mentions(op), stage.outer)
+    found = around(op.mentions, stage.outer)
     return next((a for a in d.axes if a in found), "")
 
 
@@ -65,7 +55,7 @@ def placement(maker: TileOp, d: Spread, stage: Stage) -> Placement:
     axis = divided(maker, d, stage)
     if not axis:
         return Replicate()
-    return Shard(axis) if axis in around(result_axes(maker), stage.outer) else Partial(maker.combine)
+    return Shard(axis) if axis in around(maker.result_axes, stage.outer) else Partial(maker.combine)
 
 
 def wanted(op: TileOp, view: View, tile: Tile, d: Spread, stage: Stage) -> Placement:
@@ -131,11 +121,10 @@ def exchange(op: TileOp, view: View, maker: TileOp, d: Spread, stage: Stage) -> 
 
 def exchanges(stage: Stage) -> list[Exchange]:
     """Every collective of a stage: one an operand and direction."""
-    makers = {op.out.name: op for op in stage.ops if op.out is not None}
     found = []
     for op in stage.ops:
         for view in op.views[: len(op.tiles)]:
-            maker = makers.get(view.of)
+            maker = stage.makers.get(view.of)
             for d in stage.mesh if maker is not None else ():
                 assert maker is not None
                 how = exchange(op, view, maker, d, stage)
@@ -164,12 +153,12 @@ def nest(ops: Sequence[TileOp], loops: Sequence[str], outer: Mapping[str, str]) 
     runs: list[tuple[bool, list[TileOp]]] = []
     summed: set[str] = set()
     for op in ops:
-        inside = axis in around(mentions(op), outer)
+        inside = axis in around(op.mentions, outer)
         if not runs or runs[-1][0] != inside or (inside and not summed.isdisjoint(op.ins)):
             runs.append((inside, []))
             summed = set()
         runs[-1][1].append(op)
-        if inside and op.out is not None and axis not in around(result_axes(op), outer):
+        if inside and op.out is not None and axis not in around(op.result_axes, outer):
             summed.add(op.out.name)
     made: list[TileOp | Nest] = []
     for inside, run in runs:

@@ -15,7 +15,6 @@ from tilestream.ir.derive import (
     divided,
     element_bytes,
     exchange,
-    mentions,
     placement,
     wanted,
 )
@@ -82,7 +81,7 @@ def indices(view: View) -> Iterator[View]:
 def through(p: Pipeline, q: Queue, size: Sizes) -> int:
     """Bytes that a queue's producers write to it: each its part, those of a sum all of it."""
     tile, producer = p.tiles()[q.tile], p.stage(q.producer)
-    maker = next(op for op in producer.ops if op.out is not None and op.out.name == q.tile)
+    maker = producer.makers[q.tile]
     have = [placement(maker, d, producer) for d in producer.mesh]
     partial = [d.size for d, h in zip(producer.mesh, have, strict=True) if isinstance(h, Partial)]
     return size.positions(a.name for a in tile.axes) * element_bytes(tile, have) * prod(partial)
@@ -93,12 +92,11 @@ class _Counts:
 
     def __init__(self, stage: Stage, size: Sizes) -> None:
         self.stage, self.size = stage, size
-        self.makers = {op.out.name: op for op in stage.ops if op.out is not None}
 
     def loaded(self, op: TileOp, view: View, resident: bool = False) -> int:
         """By all CTAs, or clusters where one load is multicast; parts again for positions that the tensor lacks."""
         resident |= view.of in self.stage.resident
-        lacking = around(mentions(op), self.size.outer) - around(view.axes, self.size.outer)
+        lacking = around(op.mentions, self.size.outer) - around(view.axes, self.size.outer)
         if not resident:  # a ragged axis's steps are counted over all that is around it
             lacking -= {self.size.outer[a] for a in lacking if a in self.size.outer}
         again = prod(self._groups(op, a, view, resident) for a in lacking)
@@ -136,7 +134,7 @@ class _Counts:
 
     def stored(self, op: TileOp, view: View) -> int:
         """By the first of those that have the same, by each of those that have a part of a sum."""
-        maker = self.makers.get(op.ins[0])
+        maker = self.stage.makers.get(op.ins[0])
         parts = [d.size for d in self.stage.mesh if maker is not None and self._adds(op, maker, d)]
         return self.size.positions(view.axes) * prod(parts)
 
@@ -148,11 +146,11 @@ class _Counts:
         """Bytes by level, of the collectives of one op; several at once are taken one after another."""
         moved: Counter[str] = Counter()
         for view in op.views[: len(op.tiles)]:
-            maker = self.makers.get(view.of)
-            if maker is None or maker.out is None:
+            maker = self.stage.makers.get(view.of)
+            if maker is None:
                 continue
-            whole = self.size.positions(a.name for a in maker.out.axes)
-            rounds = prod(self._rounds(a, view) for a in mentions(op) - set(view.axes) if a in self.stage.blocks)
+            whole = self.size.positions(a.name for a in maker.made.axes)
+            rounds = prod(self._rounds(a, view) for a in op.mentions - set(view.axes) if a in self.stage.blocks)
             for d in self.stage.mesh:
                 how = exchange(op, view, maker, d, self.stage)
                 if not how:
@@ -161,9 +159,9 @@ class _Counts:
                 if op.out is None:  # of those that have the same, the first stores; each adds its part of a sum
                     alike = prod(x.size for x in others if self._adds(op, maker, x))
                 else:
-                    wants = ((x.size, wanted(op, view, maker.out, x, self.stage)) for x in others)
+                    wants = ((x.size, wanted(op, view, maker.made, x, self.stage)) for x in others)
                     alike = prod(n for n, want in wants if isinstance(want, Replicate))
-                each = element_bytes(maker.out, [placement(maker, d, self.stage)])
+                each = element_bytes(maker.made, [placement(maker, d, self.stage)])
                 peers = {"all-reduce": d.size * (d.size - 1), "all-to-all": (d.size - 1) / d.size}
                 moved[d.level.memory] += round(whole * each * peers.get(how, d.size - 1) * alike * rounds)
         return moved

@@ -267,8 +267,7 @@ class Stage:
         group = words.get("group", self.group)
         rows = (self.loops[0].axis,)
         if group < 1 or replicas % group:
-            what = f"stage {self.name!r} has {replicas} replicas in groups of {group}"
-            raise IRError(what, "use a multiple of the group")
+            raise IRError(f"stage {self.name!r} has {replicas} replicas in groups of {group}", "use a multiple of it")
         mesh = [Spread(Level.GRID, replicas // group, rows)]
         if group != 1:
             mesh.append(Spread(Level.CLUSTER, group, rows))
@@ -333,13 +332,17 @@ class Stage:
     def source(self) -> str:
         return next((op.source for op in self.ops if op.source), "")
 
+    @cached_property
+    def makers(self) -> dict[str, TileOp]:
+        """The op that makes each tile, by the tile's name."""
+        return {op.out.name: op for op in self.ops if op.out is not None}
+
     def defined(self) -> dict[str, Tile]:
-        return {op.out.name: op.out for op in self.ops if op.out is not None}
+        return {name: op.made for name, op in self.makers.items()}
 
     def taken(self) -> tuple[str, ...]:
         """Names of the tiles that ``ops`` use and do not define: they come from queues."""
-        own = self.defined()
-        return tuple(dict.fromkeys(n for op in self.ops for n in op.ins if n not in own))
+        return tuple(dict.fromkeys(n for op in self.ops for n in op.ins if n not in self.makers))
 
 
 @dataclass(frozen=True)
@@ -429,9 +432,8 @@ def find(items, name: str, what: str, where: str):
     Raises:
         IRError: there is none; the remedy lists the names that there are.
     """
-    for item in items:
-        if item.name == name:
-            return item
+    if (item := next((item for item in items if item.name == name), None)) is not None:
+        return item
     known = ", ".join(i.name for i in items) or "none"
     raise IRError(f"pipeline {where!r} has no {what} {name!r}", f"use one of: {known}")
 

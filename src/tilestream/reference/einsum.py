@@ -8,7 +8,7 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-from tilestream.ir.derive import result_axes, sums
+from tilestream.ir.derive import sums
 from tilestream.ir.pipeline import TileOp
 from tilestream.reference.ops import BINARY, UNARY, elementwise
 
@@ -26,8 +26,8 @@ Weighed = tuple[Tensor, Tensor]
 
 
 def softmax(op: TileOp, operands: Sequence[Tensor], lengths: dict[str, int]) -> Weighed:
-    """The values of ``op`` weighted by the softmax of its score over these positions; both as ``result_axes(op)``."""
-    kept, summed = result_axes(op), sorted(sums(op))
+    """The values of ``op`` weighted by the softmax of its score over these positions; both as ``op.result_axes``."""
+    kept, summed = op.result_axes, sorted(sums(op))
     order = (*kept, *summed)
     score, *values = (align(x, v.axes, order) for x, v in zip(operands, op.views, strict=True))
     rows = [lengths[a] for a in kept]
@@ -59,9 +59,9 @@ def evaluate(op: TileOp, operands: Sequence[Tensor], lengths: dict[str, int], dt
         lengths: positions of each axis that ``op`` mentions.
 
     Returns:
-        Dimensions as ``result_axes(op)``.
+        Dimensions as ``op.result_axes``.
     """
-    kept = result_axes(op)
+    kept = op.result_axes
     summed = sorted(sums(op))
     views = op.views[: len(operands)]
     if op.kind == "fill":

@@ -25,7 +25,6 @@ from tilestream.ir.derive import (
     element_bytes,
     exchange,
     loops_of,
-    mentions,
     placement,
     sums,
     wanted,
@@ -193,7 +192,7 @@ class _Machine(Memory):
                 continue
             if op.out is not None:
                 s.private[me].setdefault(op.out.name, self._nothing(op.out))
-            at = {a: s.part(a, op, me, now) for a in around(mentions(op), s.stage.outer)}
+            at = {a: s.part(a, op, me, now) for a in around(op.mentions, s.stage.outer)}
             for piece in pieces(op, at, self.segments):
                 self._apply_to(op, piece, moves, me, now, s)
         for view in op.views[: len(op.tiles)]:

@@ -11,7 +11,7 @@ from torch import Tensor as Array
 
 from tilestream.ir.aliases import renamed
 from tilestream.ir.axes import View
-from tilestream.ir.derive import mentions, result_axes, sums
+from tilestream.ir.derive import sums
 from tilestream.ir.pipeline import Pipeline, TileOp
 from tilestream.reference.einsum import COMBINE, align, evaluate, softmax
 from tilestream.reference.memory import Memory
@@ -57,7 +57,7 @@ class _Whole(Memory):
         over_edges = self.edges in sums(op)
         flat = self._at_edges(op)
         operands = [self._operand(op, view) for view in op.views]
-        lengths = {a: self.size[a] for a in mentions(flat)}
+        lengths = {a: self.size[a] for a in flat.mentions}
         if op.combine == "softmax" and over_edges:
             return self._softmax(flat, operands, lengths)
         if op.combine == "softmax":
@@ -72,7 +72,7 @@ class _Whole(Memory):
     def _at_edges(self, op: TileOp) -> TileOp:
         """``op`` with edges in the place of their nodes, if it has any."""
         nodes = self.one.of
-        if self.edges not in mentions(op) or nodes not in mentions(op):
+        if self.edges not in op.mentions or nodes not in op.mentions:
             return op
         return renamed(op, lambda axis: self.edges if axis == nodes else axis)
 
@@ -81,7 +81,7 @@ class _Whole(Memory):
         value = read(self.memory[view.of], view, at, self.memory)
         if op.kind == "product" and view.of in self.tiles:
             value = self.arithmetic.rounded(value, self.tiles[view.of].dtype)
-        if self.edges in mentions(op) and self.one.of in view.axes:
+        if self.edges in op.mentions and self.one.of in view.axes:
             return self._of_edges(value, view.axes.index(self.one.of))
         return value
 
@@ -90,7 +90,7 @@ class _Whole(Memory):
         return value.index_select(axis, self.one.owner.clamp(min=0))
 
     def _axis(self, flat: TileOp) -> int:
-        return result_axes(flat).index(self.edges)
+        return flat.result_axes.index(self.edges)
 
     def _summed(self, value: Array, axis: int, how: str) -> Array:
         moved = value.movedim(axis, 0).contiguous()
@@ -106,7 +106,7 @@ class _Whole(Memory):
 
     def _softmax(self, flat: TileOp, operands: list[Array], lengths: dict[str, int]) -> Array:
         """By the maximum of each node's scores, those of other axes that are summed with them included."""
-        kept, summed = result_axes(flat), sorted(sums(flat))
+        kept, summed = flat.result_axes, sorted(sums(flat))
         order, axis = (*kept, *summed), self._axis(flat)
         score, *values = (align(x, v.axes, order) for x, v in zip(operands, flat.views, strict=True))
         size = [lengths[a] for a in order]
@@ -118,5 +118,5 @@ class _Whole(Memory):
         return torch.where(self._none(whole, axis), 0.0, total / whole)
 
     def _store(self, op: TileOp) -> None:
-        at = {a: torch.arange(self.size[a]) for a in mentions(op)}
+        at = {a: torch.arange(self.size[a]) for a in op.mentions}
         self.store(op, read(self.memory[op.ins[0]], op.views[0], at, self.memory), at)

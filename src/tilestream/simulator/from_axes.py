@@ -12,7 +12,7 @@ from math import ceil, prod
 from tilestream.devices import Device
 from tilestream.errors import DeviceError, InputError
 from tilestream.ir.axes import Level
-from tilestream.ir.derive import WRITES, divided, exchanges, mentions, sums
+from tilestream.ir.derive import WRITES, divided, exchanges, sums
 from tilestream.ir.lengths import Sizes, sizes_of
 from tilestream.ir.mesh_traffic import accesses, indices, stage_traffic, through
 from tilestream.ir.pipeline import DTYPE_BYTES, ELEMENT_BYTES, Pipeline, Queue, Stage, TileOp, Transport
@@ -36,7 +36,7 @@ def mesh_workload(pipeline: Pipeline, size: Mapping[str, int], device: Device) -
     """
     p = plain(pipeline)
     size = sizes_of(p, size)
-    named = {a for s in p.stages for op in s.ops for a in mentions(op)} | {a.name for t in p.tensors for a in t.axes}
+    named = {a for s in p.stages for op in s.ops for a in op.mentions} | {a.name for t in p.tensors for a in t.axes}
     unknown = sorted(named - size.keys())
     if unknown:
         raise InputError(f"the size of {', '.join(unknown)} is read at the call", "say what it is: {'rows': 65536}")
@@ -112,7 +112,7 @@ def _weights(stage: Stage, size: Sizes, tiles: int) -> tuple[float, ...]:
     blocks = ceil(size[outer] / stage.blocks[outer]) if within else 0
     if blocks != tiles or not blocks:
         return ()
-    of = {op: len(mentions(op).intersection(within)) for op in stage.ops}
+    of = {op: len(op.mentions.intersection(within)) for op in stage.ops}
     work = {ragged: sum(_elements(op, stage, size) for op in of if bool(of[op]) is ragged) for ragged in (True, False)}
     each = shuffled(size.lengths[within[0]]) ** max(of.values())  # queries and keys of a sequence: pairs
     return weights(in_blocks(each, stage.blocks[outer]), work[True] / sum(work.values()))
@@ -143,7 +143,7 @@ def _blocks(stage: Stage, size: Sizes) -> int:
 def _elements(op: TileOp, stage: Stage, size: Sizes) -> float:
     """Elements that all workers compute; those that an op is not divided over do the same."""
     alike = prod(d.size for d in stage.mesh if not divided(op, d, stage))
-    return float(size.positions(mentions(op)) * alike)
+    return float(size.positions(op.mentions) * alike)
 
 
 def _on_l2(p: Pipeline, stage: Stage, size: Sizes) -> tuple[float, float]:

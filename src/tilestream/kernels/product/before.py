@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from tilestream.ir.axes import View
-from tilestream.ir.derive import result_axes
 from tilestream.ir.pipeline import DTYPE_BYTES, Pipeline, TileOp
 from tilestream.kernels.parts.element import Elements, Value, expressions
 from tilestream.kernels.product.block import Block
@@ -115,7 +114,7 @@ class _Rows(Elements):
 
     def computed(self, op: TileOp, operands: Sequence[Value]) -> Value:
         name, (text,) = f"v{self.number()}", expressions(op, operands)
-        if result_axes(op) == (self.rows,):
+        if op.result_axes == (self.rows,):
             self.lines.append(f"const auto {name} = R::each<N>([&](int r) {{ return {text}; }});")
             return (f"{name}[r]",)
         self.lines.append(f"const auto {name} = {_function(text)};")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tilestream.errors import IRError, VerifyError
 from tilestream.ir.axes import At, View
-from tilestream.ir.derive import WRITES, result_axes, sums
+from tilestream.ir.derive import WRITES, sums
 from tilestream.ir.once import once
 from tilestream.ir.pipeline import DTYPE_BYTES, Pipeline, Stage, TileOp
 from tilestream.ir.taps import Tap
@@ -25,7 +25,7 @@ class Finder:
 
     def __init__(self, stage: Stage, pipeline: Pipeline) -> None:
         self.stage, self.pipeline = stage, pipeline
-        self.makers = {op.out.name: op for op in stage.ops if op.out is not None}
+        self.makers = stage.makers
 
     def block(self) -> Block:
         """The block that the stage is.
@@ -41,7 +41,7 @@ class Finder:
         if second is not None and len(stores) != 1:
             raise self._refuse(None, f"it stores {len(stores)} results of two layers")
         ends = [second] if second is not None else products
-        rows, hid = result_axes(ends[0])[0], next(iter(sums(ends[0])), "")
+        rows, hid = ends[0].result_axes[0], next(iter(sums(ends[0])), "")
         lasts = self._lasts(ends, stores, rows, hid)
         middle, firsts = self._middle(ends[0].ins[0], rows, hid) if second is not None else ((), ())
         k, source, before, grid = self._input([self.makers[f.tile] for f in firsts] or ends, rows)
@@ -95,10 +95,10 @@ class Finder:
         return mine[0]
 
     def _last(self, products: list[TileOp], store: TileOp, rows: str, hid: str) -> Last:
-        out = result_axes(products[0])[-1]
+        out = products[0].result_axes[-1]
         made: list[Product] = []
         for op in products:
-            if len(sums(op)) != 1 or len(result_axes(op)) != 2 or result_axes(op)[0] != rows:
+            if len(sums(op)) != 1 or len(op.result_axes) != 2 or op.result_axes[0] != rows:
                 raise self._refuse(op, "its last product is not [rows, out] summed over one axis")
             made.append(Product(op.params[0], 0, op.made.name))
             self._weight(op, out, hid, 0)
@@ -111,7 +111,7 @@ class Finder:
         middle: list[TileOp] = []
         firsts: list[Product] = []
         for op in self.stage.ops:
-            if op.out is None or op.out.name not in reached or result_axes(op) != (rows, hid):
+            if op.out is None or op.out.name not in reached or op.result_axes != (rows, hid):
                 continue
             if op.kind == "product":
                 firsts.append(Product(op.params[0], self._weight_offset(op), op.out.name))
@@ -149,7 +149,7 @@ class Finder:
                 if op.views[-1].at != (At((rows,)), At((k,))):
                     raise self._refuse(op, "its input is read otherwise than by rows and columns")
             elif OPS[op.kind].family == "reduce":
-                if result_axes(op) != (rows,) or op.views[0].at != (At((rows,)), At((k,))):
+                if op.result_axes != (rows,) or op.views[0].at != (At((rows,)), At((k,))):
                     raise self._refuse(op, f"{op.kind} is not over the columns {k!r} of a row")
             else:
                 self._elementwise(op, rows, k, of_rows=True)
@@ -201,9 +201,9 @@ class Finder:
 
     def _elementwise(self, op: TileOp, rows: str, column: str, of_rows: bool = False) -> None:
         """Of tiles ``[rows, column]``, vectors ``[column]`` and scalars; with ``of_rows`` also of values of a row."""
-        value = of_rows and result_axes(op) == (rows,)
+        value = of_rows and op.result_axes == (rows,)
         allowed = [(At((rows,)),)] * of_rows + [(At((rows,)), At((column,)))] * (not value)
-        if OPS[op.kind].family not in ("unary", "binary") or not (value or result_axes(op) == (rows, column)):
+        if OPS[op.kind].family not in ("unary", "binary") or not (value or op.result_axes == (rows, column)):
             raise self._refuse(op, f"{op.kind} is not elementwise over [{rows}, {column}]")
         for view in op.views[: len(op.tiles)]:
             if view.at not in allowed:

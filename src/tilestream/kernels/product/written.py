@@ -33,7 +33,7 @@ def own_residual(program: Pipeline) -> Pipeline:
     if len(program.stages) != 1:
         return program
     stage = program.stages[0]
-    makers = {op.out.name: op for op in stage.ops if op.out is not None}
+    makers = stage.makers
     last = next((op for op in reversed(stage.ops) if op.kind == "linear"), None)
     if last is None or last.out is None:
         return program
@@ -65,7 +65,7 @@ def own_sum(written: Pipeline) -> Pipeline:
     are, groups divide the second's, and nothing is renamed.
     """
     stage = written.stages[0]
-    makers = {op.out.name: op for op in stage.ops if op.out is not None}
+    makers = stage.makers
     products = [op for op in stage.ops if op.kind == "product" and op.out is not None]
     made = {op.out.name for op in products if op.out is not None}
     if not products or any(not made.isdisjoint(made_from(op.ins[0], makers)) for op in products if op.ins):

@@ -9,7 +9,6 @@ from math import ceil
 from tilestream.devices import Device
 from tilestream.errors import InputError, TilestreamError, VerifyError
 from tilestream.ir.axes import ROWS
-from tilestream.ir.derive import result_axes
 from tilestream.ir.pipeline import DTYPE_BYTES, TILE_ROWS, Pipeline, Stage, Tensor, TileOp, Transport
 from tilestream.ir.plain import by_rows, plain
 from tilestream.ir.sizes import tiles_of
@@ -178,7 +177,7 @@ def _no_stream(pipeline: Pipeline) -> str:
             where = op.source or f"{op.kind} in stage {stage.name!r}"
             if any(at.index for v in op.views for at in v.at or ()):
                 return f"{where}: a gather or a scatter by index has no kernel so far"
-            others = [a for a in result_axes(op) if a != ROWS.name]
+            others = [a for a in op.result_axes if a != ROWS.name]
             if len(others) > 1 or any(at.strides or len(at.axes) > 1 for v in op.views for at in v.at or ()):
                 return f"{where}: tiles are rows by columns in kernels so far"
         if [loop.axis for loop in stage.loops] != [ROWS.name]:

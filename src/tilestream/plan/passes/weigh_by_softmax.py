@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tilestream.ir.axes import View
-from tilestream.ir.derive import result_axes, sums
+from tilestream.ir.derive import sums
 from tilestream.ir.pipeline import Pipeline, Stage, TileOp
 from tilestream.plan.passes.remove_dead_ops import remove_dead_ops
 
@@ -39,7 +39,6 @@ class _Reader:
 
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
-        self.makers = {op.out.name: op for op in stage.ops if op.out is not None}
 
     def softmaxes(self) -> dict[TileOp, tuple[str, TileOp]]:
         """Of each op that weighs values by a softmax: its exponentials, and the op that it is."""
@@ -53,7 +52,7 @@ class _Reader:
         if op.kind != "div" or len(op.tiles) != 2 or op.attr("reversed"):
             return None
         total = self._plain(op.views[0])
-        if total is None or not _is_sum(total) or result_axes(total) != result_axes(op):
+        if total is None or not _is_sum(total) or total.result_axes != op.result_axes:
             return None
         divisor = self._sum_of_exponentials(op.views[1], guarded=True)
         if divisor is None or sums(total) != sums(divisor):
@@ -80,8 +79,8 @@ class _Reader:
 
     def _made(self, op: TileOp, exponential: View, values: Sequence[View]) -> tuple[str, TileOp]:
         """The sum of ``values`` by the softmax of the score under the exponential."""
-        score = self.makers[self.makers[exponential.of].ins[0]].views[0]
-        tiles = (score, *(v for v in values if v.of in self.makers or v.of in self.stage.taken()))
+        score = self.stage.makers[self.stage.makers[exponential.of].ins[0]].views[0]
+        tiles = (score, *(v for v in values if v.of in self.stage.makers or v.of in self.stage.taken()))
         tensors = tuple(v for v in values if v not in tiles)
         made = replace(op, kind="product", tiles=tiles, tensors=tensors, attrs=(), combine="softmax")
         return exponential.of, made
@@ -120,7 +119,7 @@ class _Reader:
 
     def _plain(self, view: View) -> TileOp | None:
         """What makes a tile that is read where it was made, and is not rounded on the way."""
-        maker = self.makers.get(view.of)
+        maker = self.stage.makers.get(view.of)
         if maker is None or maker.out is None or maker.out.dtype != "f32" or maker.kind == "cast":
             return None
         own = all(at.axes == (axis.name,) for at, axis in zip(view.at or (), maker.out.axes, strict=True))

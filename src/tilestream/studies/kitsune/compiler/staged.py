@@ -14,7 +14,7 @@ from math import prod
 from tilestream.errors import PlanError
 from tilestream.graph.nodes import Unsupported
 from tilestream.ir.axes import Loop
-from tilestream.ir.derive import mentions, sums
+from tilestream.ir.derive import sums
 from tilestream.ir.pipeline import DTYPE_BYTES, TILE_ROWS, Pipeline, Queue, Stage, TileOp
 from tilestream.plan.passes import merge_common_ops
 from tilestream.simulator.workload import Engine
@@ -176,7 +176,7 @@ def by_pass(ops: Sequence[TileOp], looped: Collection[str]) -> list[TileOp]:
     found: list[tuple[int, TileOp]] = []
     for op in ops:
         after = max((level.get(n, 0) for n in op.ins), default=0)
-        inside = not mentions(op).isdisjoint(looped)
+        inside = not op.mentions.isdisjoint(looped)
         at = after if after % 2 == inside else after + 1
         if op.out is not None:
             level[op.out.name] = at + 1 if not sums(op).isdisjoint(looped) else at
@@ -185,7 +185,7 @@ def by_pass(ops: Sequence[TileOp], looped: Collection[str]) -> list[TileOp]:
 
 
 def _loops(ops: Sequence[TileOp], streams: Sequence[str]) -> tuple[Loop, ...]:
-    found = set().union(*map(mentions, ops))
+    found = set().union(*(op.mentions for op in ops))
     return tuple(Loop(a, TILE_ROWS if a == STREAM else 1) for a in streams if a in found)
 
 
