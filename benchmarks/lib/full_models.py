@@ -1,7 +1,7 @@
 """Whole models of transformers and timm at full depth and published widths, with random weights, and three small ones.
 
 ``MODELS`` are those that the compiler is measured on; ``FRESH`` twenty others, which were chosen with their sizes
-before anything was tuned, and looked at since; ``DRAWN`` were drawn by lot. ``model.problem()`` gives a module in bf16,
+before anything was tuned, and looked at since; ``DRAWN`` were drawn by lot; ``TRAINED`` are steps of some of them. ``model.problem()`` gives a module in bf16,
 no parameter of which is constant (``varied``), and its inputs. Convolutional models and their images are channels last.
 Needs ``transformers`` and ``timm``.
 """
@@ -9,7 +9,7 @@ Needs ``transformers`` and ``timm``.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -30,6 +30,7 @@ class FullModel:
         inputs: what is read, where that is neither.
         layout: of images and of convolutions' weights in memory.
         mixed: parameters and inputs have the dtypes that ``make`` gave them.
+        training: what is asked for are gradients of all parameters, without dropout.
     """
 
     name: str
@@ -39,13 +40,14 @@ class FullModel:
     inputs: Callable[[], tuple[Tensor, ...]] | None = None
     layout: torch.memory_format = torch.contiguous_format
     mixed: bool = False
+    training: bool = False
 
     def problem(self, device: str, tiny: bool = False) -> tuple[nn.Module, tuple[Tensor, ...]]:
-        """The module, ready for inference, and its inputs; ``tiny``: a batch of one."""
+        """The module, as for inference, and its inputs; ``tiny``: a batch of one."""
         torch.manual_seed(0)
         with torch.device(device):
             made = self.make()
-            made = (made if self.mixed else made.bfloat16()).eval().requires_grad_(False)
+            made = (made if self.mixed else made.bfloat16()).eval().requires_grad_(self.training)
             made = made.to(memory_format=self.layout)  # pyright: ignore[reportCallIssue]
             varied(made)
             batch = 1 if tiny else self.batch
@@ -308,5 +310,11 @@ DRAWN = _table(
 """Drawn from families of timm and transformers by lot, with sizes, before any was run; looked at by nobody until they
 were measured. Twelve of 46 by ``random.Random(20261129).sample``; from DenseNet on, ten of forty more by
 ``Random(20261130)``."""
-SETS = {"seen": MODELS, "fresh": FRESH, "drawn": DRAWN}
-EVERY = MODELS | FRESH | DRAWN
+INFERENCE = {"seen": MODELS, "fresh": FRESH, "drawn": DRAWN}
+_TRAINED = ("bert-base", "vit-tiny16", "swin-t", "roberta-base", "deit-s16", "distilbert", "twins-svt-s")
+TRAINED = _table(
+    *(replace((MODELS | FRESH | DRAWN)[name], name=f"{name}-training", training=True) for name in _TRAINED)
+)
+"""Steps, forward and backward. The first three are those of the issue; the others were named before any was measured."""
+SETS = {**INFERENCE, "training": TRAINED}
+EVERY = MODELS | FRESH | DRAWN | TRAINED

@@ -1,7 +1,8 @@
-"""Time whole models of transformers and timm: eager, Inductor, max-autotune and tilestream, inference.
+"""Time whole models of transformers and timm: eager, Inductor, max-autotune and tilestream.
 
     python -m benchmarks.run.real_models                           those that the compiler is measured on
     python -m benchmarks.run.real_models fresh drawn               the twenty others, and 22 drawn by lot
+    python -m benchmarks.run.real_models training                  forward and backward of some of them
     python -m benchmarks.run.real_models bert-base gpt2            models by name, of either set
     python -m benchmarks.run.real_models --without max_autotune --seconds 300
     python -m benchmarks.run.real_models --cpu two-towers          a batch of one, on our reference machine
@@ -29,8 +30,9 @@ from benchmarks.run.gnn import Case, asked, began, measured, place, told_gains
 
 def cases(name: str, cpu: bool) -> Iterator[Case]:
     """The one case of a model."""
-    module, inputs = EVERY[name].problem("cpu" if cpu else "cuda", tiny=cpu)
-    yield Case(name, module, inputs)
+    model = EVERY[name]
+    module, inputs = model.problem("cpu" if cpu else "cuda", tiny=cpu)
+    yield Case(name, module, inputs, training=model.training)
 
 
 def main() -> int:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from statistics import geometric_mean
 from typing import Any
 
-from benchmarks.lib.full_models import SETS, FullModel
+from benchmarks.lib.full_models import INFERENCE, FullModel
 from benchmarks.lib.marked import table, us
 from benchmarks.lib.places import RESULTS
 from benchmarks.tables import prose
@@ -69,8 +69,8 @@ def lines(models: Mapping[str, FullModel]) -> str:
 
 
 def all_of_them() -> str:
-    """One line over all sets."""
-    timed = [row for models in SETS.values() for row in found(models).values() if "speedup" in row]
+    """One line over all sets of inference."""
+    timed = [row for models in INFERENCE.values() for row in found(models).values() if "speedup" in row]
     if not timed:
         return NONE
     said = f"Over all {len(timed)}: gains {_mean(timed)}, first calls {_first(timed)} of Inductor's (geometric means)."

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from tilestream.cuda.beside import Address, LaneCall, LaneKernel, launch
+from tilestream.cuda.heads import LOG2_E, by_copies, heads_map
 from tilestream.ir.dtypes import DTYPES
 from tilestream.kernels.parts.mma import by_rows, specialisation
 from tilestream.kernels.parts.pairs import MOST_INDICES, PairMask
 from tilestream.kernels.parts.params import MAP, Field, Struct, at_least_one, pointers
-from tilestream.kernels.parts.tensor_maps import Encode, HeadsMap
+from tilestream.kernels.parts.tensor_maps import Encode
 
 TILES, NAME = "tilestream_mask_tiles", "tilestream_masked_attention"
 TILE, BLOCK = 64, 128
@@ -182,29 +183,17 @@ def attention_call(
     batch, heads, queries, features = query.shape
     units, row = tiles.states.shape[:2], tiles.states.shape[3]
     dtype = DTYPES[query.dtype]
-    operands = {"query": _copied(query), "key": _copied(key), "value": _copied(value), "out": out}
-    values: dict[str, Any] = {}
-    for name, t in operands.items():
-        size = t.element_size()
-        sizes = (features, t.shape[2], t.shape[1], t.shape[0])
-        strides = (t.stride(2) * size, t.stride(1) * size, t.stride(0) * size)
-        values[name] = encode(HeadsMap(dtype, address(t), sizes, strides, TILE))
+    operands = {"query": by_copies(query), "key": by_copies(key), "value": by_copies(value), "out": out}
+    values: dict[str, Any] = {name: encode(heads_map(t, TILE, address)) for name, t in operands.items()}
     query_tiles = -(-queries // BLOCK)
     values |= {"states": address(tiles.states), "bits": address(tiles.bits), "state_row": row}
     values |= {"query_tiles": query_tiles, "batches": batch, "heads": heads, "heads_a_key": heads // key.shape[1]}
     values["mask_batch"] = units[1] if units[0] > 1 else 0
     values["mask_head"] = 1 if units[1] > 1 else 0
-    values["scale"] = scale * 1.4426950408889634
+    values["scale"] = scale * LOG2_E
     kernel = attention_kernel(features, dtype)
     held = [*operands.values(), *tiles]
     return LaneCall(kernel, query_tiles * heads * batch, values, [out], held)
-
-
-def _copied(t: Tensor) -> Tensor:
-    """Rows, heads and batches that start on 16 bytes: the tensor, or a copy."""
-    size = t.element_size()
-    odd = [n for n in t.stride()[:3] if n * size % 16 or n == 0]
-    return t.contiguous().clone() if t.stride(3) != 1 or odd or t.data_ptr() % 16 else t
 
 
 def attention(

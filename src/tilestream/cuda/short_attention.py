@@ -1,4 +1,4 @@
-"""Attention over few keys, launched (``kernels/operators/short_attention``)."""
+"""Attention over few keys, launched (``kernels/operators/short_attention``, ``head_attention``)."""
 
 from __future__ import annotations
 
@@ -9,8 +9,12 @@ import torch
 from torch import Tensor
 
 from tilestream.cuda.beside import Address, LaneCall, launch, readable
+from tilestream.cuda.heads import LOG2_E, by_copies, heads_map
 from tilestream.ir.dtypes import DTYPES
-from tilestream.kernels.operators.short_attention import MOST_TERMS, Attention, grid_of, kernel
+from tilestream.kernels.operators import head_attention
+from tilestream.kernels.operators.few_keys import Attention
+from tilestream.kernels.operators.short_attention import MOST_TERMS, by_groups, grid_of, kernel
+from tilestream.kernels.parts.tensor_maps import Encode
 
 
 def attention(query: Tensor, key: Tensor, value: Tensor, added: Sequence[Tensor], scale: float, safe: bool) -> Tensor:
@@ -28,6 +32,7 @@ def call(
     safe: bool,
     sms: int,
     address: Address = Tensor.data_ptr,
+    encode: Encode | None = None,
 ) -> LaneCall:
     """The launch that makes ``attention`` [batches, queries, heads, features] on a device of so many SMs."""
     batches, heads, queries, features = query.shape
@@ -38,9 +43,11 @@ def call(
     paired = keys % 2 == 0 and not any(n % 2 for t in terms for n in (*t.stride()[:3], t.data_ptr() // size))
     shape = (batches, heads, queries, keys, features)
     a = Attention(*shape, DTYPES[query.dtype], period, len(terms), paired, safe)
+    out = query.new_empty(batches, queries, heads, features)
+    if by_groups(a, sms):
+        return _by_groups(a, (query, key, value, out), scale, sms, address, encode)
     grid = grid_of(a, sms)
     rows = [readable(t) for t in (query, key, value)]
-    out = query.new_empty(batches, queries, heads, features)
     values: dict[str, Any] = {"scale": scale}
     values |= {name: address(t) for name, t in zip(("query", "key", "value"), rows, strict=True)}
     missing = MOST_TERMS - len(terms)
@@ -50,6 +57,28 @@ def call(
         values[name] = [t.stride(k) * size for t in rows]
     values |= {"out": address(out), "heads": heads, "period": period, "turns": a.turns, "each": grid.each}
     return LaneCall(kernel(a, grid), grid.ctas(a) if out.numel() else 0, values, [out], [*rows, *terms])
+
+
+def _by_groups(
+    a: Attention,
+    tensors: Sequence[Tensor],
+    scale: float,
+    sms: int,
+    address: Address,
+    encode: Encode | None,
+) -> LaneCall:
+    """``tensors``: queries, keys, values [batches, heads, rows, features] and the result, by tokens."""
+    if encode is None:
+        from tilestream.cuda.driver import encoded as encode
+
+    *given, out = tensors
+    held = [*map(by_copies, given), out.transpose(1, 2)]
+    boxes = (head_attention.ROWS, *2 * (head_attention.value_rows(a),), head_attention.ROWS)
+    values: dict[str, Any] = {"batches": a.batches, "heads": a.heads, "scale": scale * LOG2_E}
+    for name, t, rows in zip(("query", "key", "value", "out"), held, boxes, strict=True):
+        values[name] = encode(heads_map(t, rows, address))
+    ctas = min(head_attention.tiles(a), sms)
+    return LaneCall(head_attention.kernel(a), ctas if out.numel() else 0, values, [out], held)
 
 
 def _rows(t: Tensor, keys: int) -> Tensor:

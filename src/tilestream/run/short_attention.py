@@ -13,7 +13,8 @@ from tilestream.graph.rewrites.insert import call
 from tilestream.graph.rewrites.shared_keys import given_to, mask_given, operands_of, scale_of, take_over
 from tilestream.graph.short_attention import SHORT
 from tilestream.ir.dtypes import DTYPES
-from tilestream.kernels.operators.short_attention import Attention, counts, has_kernel
+from tilestream.kernels.operators.few_keys import Attention
+from tilestream.kernels.operators.short_attention import counts, has_kernel
 from tilestream.run.attention import Alternative
 
 NAME = "attention over few keys"

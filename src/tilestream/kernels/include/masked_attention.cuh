@@ -6,13 +6,13 @@
 //
 // Queries stay in shared memory: in registers ptxas of CUDA 13.0 packs the weights over them (tests/lib/sass.py has the rule).
 #pragma once
+#include "attention_tiles.cuh"
 
 namespace ts {
 
 using Params = ::MaskedAttentionParams;
 constexpr int HEADS = 16;
 constexpr int KEYS = 64, KEY_BLOCKS = KEYS / 8, GROUPS = 2, LOADER = 4 * GROUPS;
-constexpr int FEATURE_BLOCKS = FEATURES / 8, CHUNKS = (FEATURES + 63) / 64;
 constexpr u32 OPERAND_BYTES = CHUNKS * CHUNK_BYTES, STAGE_BYTES = 2 * OPERAND_BYTES;  // keys, and values behind them
 // Shared memory: queries (later results), stages, barriers of the ring and of the queries, what each stage is.
 constexpr u32 STAGES_AT = GROUPS * OPERAND_BYTES, BARS_AT = STAGES_AT + STAGES * STAGE_BYTES, QUERY_BAR = BARS_AT + 16 * STAGES;
@@ -25,7 +25,6 @@ static_assert(PRODUCER + GROUPS * CONSUMER <= (1 + GROUPS) * LAUNCHED, "who asks
 // Of a tile of 64 queries and 64 keys: no pair is kept, some are, all are.
 enum State : u32 { NONE, SOME, ALL };
 constexpr u32 END = ~0u;  // in the place of a stage's states: no tile follows
-TS_DEV float nothing() { return float_of(0xff800000u); }  // the score of a pair that is not kept: minus infinity
 
 // What a CTA works on: 128 queries of a head, and which part of the mask is theirs.
 struct Place {
@@ -96,7 +95,6 @@ TS_DEV void load_tiles(const Params& p, const Place& at, u32 smem) {
 // ---- a consumer warpgroup
 using Scores = Fragment<KEY_BLOCKS>;
 using Weights = Packed<KEY_BLOCKS>;
-using Results = Fragment<FEATURE_BLOCKS>;
 using Kept = Registers<u32, 4>;  // bits of 64 keys for both rows of a lane
 
 struct Running {
@@ -157,30 +155,6 @@ TS_DEV void rescale(Results& out, const RowVector& before) {
     for (int k = 0; k < 4 * FEATURE_BLOCKS; ++k) TS_REG(out, k) *= TS_REG(before, k % 4 / 2);
   }
 }
-TS_DEV void pack_weights(Weights& packed, const Scores& s) {
-  TS_LANES {
-#pragma unroll
-    for (int k = 0; k < 2 * KEY_BLOCKS; ++k) TS_REG(packed, k) = DTYPE::pack(TS_REG(s, 2 * k), TS_REG(s, 2 * k + 1));
-  }
-}
-TS_DEV void score(Scores& s, u32 query, u32 stage) {
-  const u64 queries = mma_desc(query), keys = mma_desc(stage);
-  clear(s);
-  mma_fence();
-#pragma unroll
-  for (int k = 0; k < FEATURES / 16; ++k) {
-    const u64 step = (k / 4) * (CHUNK_BYTES / 16) + 2 * (k % 4);
-    Mma<DTYPE, KEY_BLOCKS, 0>::shared(s, queries + step, keys + step);
-  }
-  mma_commit();
-}
-TS_DEV void add_values(Results& out, const Weights& weights, u32 stage) {
-  const u64 values = mma_desc_columns(stage + OPERAND_BYTES, CHUNK_BYTES);
-  mma_fence();
-#pragma unroll
-  for (int k = 0; k < KEYS / 16; ++k) MmaRows<DTYPE, FEATURE_BLOCKS>::registers(out, weights, 4 * k, values + 128 * k);
-  mma_commit();
-}
 TS_DEV void attend_tile(u32 query, Running& run, Results& out, u32 stage, const u32* bits, bool all, float scale) {
   Scores s;
   Kept kept;
@@ -196,32 +170,13 @@ TS_DEV void attend_tile(u32 query, Running& run, Results& out, u32 stage, const 
   pack_weights(weights, s);
   pin(weights);
   pin(out);
-  add_values(out, weights, stage);
+  add_values(out, weights, stage + OPERAND_BYTES);
   mma_wait<0>();
   pin(out);
 }
-// Divided by the sums, through the queries' place. A row of which no pair is kept is zero.
 TS_DEV void store_results(const Params& p, const Place& at, u32 smem, int g, Running& run, Results& out) {
   const u32 mine = smem + g * OPERAND_BYTES;
-  row_sum(run.sum);
-  TS_LANES {
-    const u32 t = TS_LANE;
-    float over[2];
-#pragma unroll
-    for (int j = 0; j < 2; ++j) over[j] = TS_REG(run.sum, j) == 0.0f ? 0.0f : 1.0f / TS_REG(run.sum, j);
-#pragma unroll
-    for (int i = 0; i < FEATURE_BLOCKS; i += 2) {
-      u32 v[2][2];
-#pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        const int first = 4 * (i + k / 2) + 2 * (k % 2);
-        v[k / 2][k % 2] = DTYPE::pack(TS_REG(out, first) * over[k % 2], TS_REG(out, first + 1) * over[k % 2]);
-      }
-      sts_blocks(mine + i / 8 * CHUNK_BYTES, t, i % 8, v);
-    }
-  }
-  fence_async_shared();
-  named_sync(GROUP_BARRIER + g, 128);
+  put_results(mine, g, run.sum, out);
   if (!group_leader()) return;
   for (int c = 0; c < CHUNKS; ++c) {
     tma_store_heads(&p.out, 64 * c, (at.tile * GROUPS + g) * ROWS, at.head, at.batch, mine + c * CHUNK_BYTES);

@@ -1,0 +1,169 @@
+// Attention over at most 256 keys by warpgroups: softmax(scale * Q K.T) V, where a head's keys and values lie whole in shared
+// memory, and the scores of 64 queries whole in the registers of a warpgroup.
+//
+// Tiles of 64 queries are counted over all heads, and a CTA has some that follow each other: GROUPS consumers take them in turns,
+// so that one multiplies while others are in their softmax. A producer brings what a CTA has of a head, BUFFERS of them at a time.
+//
+// Compiled for DTYPE, FEATURES (of a head, at most 64), QUERIES, KEYS, BUFFERS and GROUPS, behind HeadAttentionParams
+// (head_attention.py). ptxas refuses scores of over 200 keys to three groups, whose lanes are launched with 128 registers.
+#pragma once
+#include "attention_tiles.cuh"
+
+namespace ts {
+
+using Params = ::HeadAttentionParams;
+constexpr int LOADER = 4 * GROUPS, TURNS = GROUP_BARRIER + GROUPS;  // a named barrier for each group's turn to score
+constexpr int KEY_BLOCKS = (KEYS + 7) / 8, KEY_STEPS = (KEYS + 15) / 16, TILES = (QUERIES + ROWS - 1) / ROWS;  // of a head
+constexpr u32 KEYS_AT = TILES * CHUNK_BYTES, VALUE_BYTES = KEY_STEPS * 16 * 128, VALUES_AT = KEYS_AT + VALUE_BYTES;
+constexpr u32 BUFFER_BYTES = VALUES_AT + VALUE_BYTES, BARS_AT = BUFFERS * BUFFER_BYTES;
+// Registers: what the producer's warpgroup gives back of those that a CTA is launched with the others take.
+constexpr int LAUNCHED = GROUPS == 3 ? 128 : 168, PRODUCER = 24, CONSUMER = GROUPS == 3 ? 160 : 240;
+static_assert(PRODUCER + GROUPS * CONSUMER <= (1 + GROUPS) * LAUNCHED, "who asks for more waits for ever");
+static_assert(FEATURES <= 64 && KEY_BLOCKS <= 32);
+
+using Scores = Fragment<KEY_BLOCKS>;
+using Weights = Packed<2 * KEY_STEPS>;
+using HeadRing = Ring<BUFFERS, (int)BUFFER_BYTES>;
+TS_DEV HeadRing head_ring(u32 smem) { return HeadRing(smem + BARS_AT, smem); }
+
+// Which tiles are a CTA's, counted over all heads.
+struct Share {
+  int first, last;
+};
+TS_DEV Share share_of(const Params& p) {
+  const int all = p.batches * p.heads * TILES, ctas = cta_count(), each = all / ctas, more = all % ctas, cta = cta_index();
+  const int first = cta * each + (cta < more ? cta : more);
+  return {first, first + each + (cta < more)};
+}
+
+// What a CTA has of the head that the tile `at` is of: tiles `from` up to `to`.
+struct Part {
+  int head, batch, from, to;
+};
+TS_DEV Part part_of(const Params& p, const Share& mine, int at) {
+  const int unit = at / TILES, left = mine.last - unit * TILES;
+  return {unit % p.heads, unit / p.heads, at % TILES, left < TILES ? left : TILES};
+}
+
+TS_DEV void load_heads(const Params& p, const Share& mine, u32 smem) {
+  auto ring = head_ring(smem);
+#pragma unroll 1
+  for (int at = mine.first; at < mine.last; ring.advance()) {
+    const Part part = part_of(p, mine, at);
+    ring.wait_empty();
+    bar_expect(ring.full(), (part.to - part.from) * CHUNK_BYTES + 2 * VALUE_BYTES);
+    tma_load_heads(ring.addr() + KEYS_AT, &p.key, 0, 0, part.head, part.batch, ring.full());
+#pragma unroll 1
+    for (int tile = part.from; tile < part.to; ++tile)
+      tma_load_heads(ring.addr() + tile * CHUNK_BYTES, &p.query, 0, tile * ROWS, part.head, part.batch, ring.full());
+    tma_load_heads(ring.addr() + VALUES_AT, &p.value, 0, 0, part.head, part.batch, ring.full());
+    at += part.to - part.from;
+  }
+}
+
+// Scores become weights. A warp none of whose rows is a query has nothing to weigh.
+TS_DEV void weigh(Scores& s, RowVector& sum, int rows, float scale) {
+  RowVector most;
+  TS_LANES {
+    const u32 t = TS_LANE;
+#pragma unroll
+    for (int k = 4 * (KEY_BLOCKS - 1); k < 4 * KEY_BLOCKS; ++k)
+      if (KEYS % 8 != 0 && col_of(t, KEY_BLOCKS - 1) + k % 2 >= KEYS) TS_REG(s, k) = nothing();
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      float here[2] = {TS_REG(s, 2 * j), TS_REG(s, 2 * j + 1)};  // two at a time, which wait less for each other
+#pragma unroll
+      for (int k = 2; k < 2 * KEY_BLOCKS; ++k) here[k % 2] = max_nan(here[k % 2], TS_REG(s, k / 2 * 4 + 2 * j + k % 2));
+      TS_REG(most, j) = max_nan(here[0], here[1]);
+    }
+  }
+  row_max(most);
+  TS_LANES {
+    const u32 t = TS_LANE;
+#pragma unroll
+    for (int j = 0; j < 2; ++j) TS_REG(sum, j) = 0.0f;
+    if ((int)(t / 32 * 16) < rows) {
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        const float now = TS_REG(most, j), from = now == nothing() ? 0.0f : now * scale;
+        float all[2] = {};
+#pragma unroll
+        for (int k = 0; k < 2 * KEY_BLOCKS; ++k) {
+          float& x = TS_REG(s, k / 2 * 4 + 2 * j + k % 2);
+          x = ex2(fma_(x, scale, -from));
+          all[k % 2] += x;
+        }
+        TS_REG(sum, j) = all[0] + all[1];
+      }
+    }
+  }
+}
+// Groups score one after another: all at once they would be done at the same time, and none would multiply while they are in
+// their softmax. `first`: of a CTA's tiles; `last`.
+TS_DEV void attend_tile(const Params& p, const Part& part, int tile, u32 buffer, int g, bool first, bool last) {
+  const u32 query = buffer + tile * CHUNK_BYTES;
+  Results out;
+  RowVector sum;
+  Scores s;
+  Weights weights;
+  if (!first) named_sync(TURNS + g, 256);
+  score(s, query, buffer + KEYS_AT);
+  mma_wait<0>();
+  pin(s);
+  if (!last) named_arrive(TURNS + (g + 1) % GROUPS, 256);
+  weigh(s, sum, QUERIES - tile * ROWS, p.scale);
+  pack_weights(weights, s);
+  clear(out);
+  pin(weights);
+  add_values(out, weights, buffer + VALUES_AT);
+  mma_wait<0>();
+  pin(out);
+  put_results(query, g, sum, out);
+  if (!group_leader()) return;
+  tma_store_heads(&p.out, 0, tile * ROWS, part.head, part.batch, query);
+  store_commit();
+  store_wait_read<0>();
+}
+// Every group waits for every head, also where it has no tile of it: else it could take one turn of a slot for another.
+TS_DEV void attend(const Params& p, const Share& mine, u32 smem, int g) {
+  auto ring = head_ring(smem);
+  int turn = g;  // tiles up to the group's next
+#pragma unroll 1
+  for (int at = mine.first; at < mine.last; ring.advance()) {
+    const Part part = part_of(p, mine, at);
+    const u32 buffer = ring.take();
+#pragma unroll 1
+    for (; turn < part.to - part.from; turn += GROUPS)
+      attend_tile(p, part, part.from + turn, buffer, g, at + turn == mine.first, at + turn + 1 == mine.last);
+    turn -= part.to - part.from;
+    at += part.to - part.from;
+    if (group_leader()) bar_arrive(ring.empty());
+  }
+}
+
+TS_DEV void head_attention(const Params& p, u32 smem) {
+  const int warp = warp_index();
+  const Share mine = share_of(p);
+  if (cta_leader()) {
+    for (int i = 0; i < BUFFERS; ++i) {
+      bar_init(smem + BARS_AT + 16 * i, 1);
+      bar_init(smem + BARS_AT + 16 * i + 8, GROUPS);
+    }
+    bar_init_done();
+  }
+  sync_cta();
+  if (warp < LOADER) {
+    registers_inc<CONSUMER>();
+    attend(p, mine, smem, warp / 4);
+  } else {
+    registers_dec<PRODUCER>();
+    if (warp == LOADER && lane_in_warp() == 0) load_heads(p, mine, smem);
+  }
+}
+
+}  // namespace ts
+
+TS_RESIDENT_KERNEL(32 * (ts::LOADER + 4), 1) tilestream_head_attention(const TS_PARAM HeadAttentionParams p) {
+  TS_SHARED(smem);
+  ts::head_attention(p, smem);
+}

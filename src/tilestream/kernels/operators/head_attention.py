@@ -1,0 +1,83 @@
+"""Attention over at most 256 keys by warpgroups, a head's keys in shared memory (``include/head_attention.cuh``)."""
+
+from __future__ import annotations
+
+from functools import cache
+from math import ceil
+
+from tilestream.kernels.operators.few_keys import START, Attention
+from tilestream.kernels.operators.lanes import LaneKernel
+from tilestream.kernels.parts.mma import by_rows, specialisation
+from tilestream.kernels.parts.params import MAP, Field, Struct
+
+NAME = "tilestream_head_attention"
+ROWS, CHUNK_BYTES, FEATURES, MOST_KEYS, LEAST_QUERIES = 64, 8192, 64, 256, 33
+"""Queries of a tile, and its bytes; of a head, those of a chunk: of 32 half a chunk is empty, and lanes were faster in
+both sizes that were timed; keys of one product; queries that half fill a tile."""
+MOST_OF_THREE, MOST_SHARED = 200, 232_448
+"""Keys whose scores three warpgroups of an SM have registers for, not two; bytes of shared memory of a CTA."""
+STEP, WEIGHT = 32.0, 8.0
+"""Cycles of the hardware: of a product's step of 64 columns, 16 deep; of a warp's 32 exponentials."""
+TURN = 250.0
+"""Cycles of a tile besides. Fitted on 13 sizes on an H200, with ``START``; products and exponentials of a tile are a sum
+there, although other groups' run beside them."""
+
+PARAMS = Struct(
+    "HeadAttentionParams",
+    (
+        *(Field(MAP, name) for name in ("query", "key", "value", "out")),
+        Field("int", "batches"),
+        Field("int", "heads"),
+        Field("float", "scale", note="of scores, times log2(e)"),
+    ),
+)
+
+
+def takes(a: Attention) -> bool:
+    """Whether it computes an attention: nothing is added to scores, and most tiles are full."""
+    fits = a.features == FEATURES and a.keys <= MOST_KEYS and buffers(a) > 0
+    return fits and a.terms == 0 and a.queries >= LEAST_QUERIES
+
+
+def value_rows(a: Attention) -> int:
+    """Of keys and of values in shared memory: whole steps of a product."""
+    return ceil(a.keys / 16) * 16
+
+
+def tiles(a: Attention) -> int:
+    """Of queries of all heads."""
+    return a.batches * a.heads * ceil(a.queries / ROWS)
+
+
+def _buffer_bytes(a: Attention) -> int:
+    return ceil(a.queries / ROWS) * CHUNK_BYTES + 2 * value_rows(a) * 128
+
+
+def buffers(a: Attention) -> int:
+    """Heads in shared memory at a time: two, or those of two tiles for each warpgroup."""
+    return min(max(2, ceil(2 * groups(a) / ceil(a.queries / ROWS))), MOST_SHARED // (_buffer_bytes(a) + 16))
+
+
+def groups(a: Attention) -> int:
+    """Warpgroups of a CTA that compute."""
+    return 3 if a.keys <= MOST_OF_THREE else 2
+
+
+def cycles(a: Attention, sms: int) -> float:
+    """Of an SM for its tiles."""
+    product = 2 * STEP * ceil(a.keys / 16)
+    return START + ceil(tiles(a) / sms) * (product + WEIGHT * a.keys / 2 + TURN)
+
+
+@cache
+def kernel(a: Attention) -> LaneKernel:
+    """The kernel of an attention that it ``takes``."""
+    blocks, features = ceil(a.keys / 8), a.features // 8
+    defines = {"DTYPE": a.dtype, "FEATURES": a.features, "QUERIES": a.queries, "KEYS": a.keys}
+    defines |= {"BUFFERS": buffers(a), "GROUPS": groups(a)}
+    text = [f'#include "{name}.cuh"' for name in ("ptx", "math", "tile")]
+    text += [f"#define {name} {value}" for name, value in defines.items()]
+    text += ["namespace ts {", "#ifndef TS_HOST", specialisation(a.dtype, blocks), by_rows(a.dtype, features)]
+    text += ["#endif", "}", PARAMS.text, '#include "head_attention.cuh"', ""]
+    shared = buffers(a) * (_buffer_bytes(a) + 16)
+    return LaneKernel(NAME, "\n".join(text), PARAMS, 4 * (groups(a) + 1), shared, warpgroups=groups(a))

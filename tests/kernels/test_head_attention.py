@@ -1,0 +1,128 @@
+"""Attention over few keys by warpgroups: its kernel on the host, and compiled; which attention has it."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from host_runs import gxx, is_caught
+from sass import disassemble, disassembler
+from short_attentions import Case, judged
+from torch import Tensor
+
+from tilestream.cuda.compile import compile_text
+from tilestream.cuda.host.build import HostRun
+from tilestream.cuda.host.lanes import on_lanes
+from tilestream.cuda.host.maps import encoded
+from tilestream.cuda.short_attention import call
+from tilestream.kernels.operators.few_keys import Attention
+from tilestream.kernels.operators.head_attention import NAME, buffers, cycles, groups, kernel, takes
+from tilestream.kernels.operators.short_attention import by_groups
+
+CASES = {
+    "ViT": Case(2, 2, 197, 64),
+    "a tile and six queries": Case(2, 3, 70, 64),
+    "one tile a head, f16": Case(3, 4, 50, 64, (), 0, torch.float16),
+    "more queries than keys": Case(1, 2, 130, 64, (), 49),
+    "256 keys, two groups": Case(1, 2, 100, 64, (), 256),
+}
+
+
+def on_host(case: Case, operands: list[Tensor], sms: int = 1, options: HostRun | None = None) -> Tensor:
+    made = partial(call, *operands, [], case.features**-0.5, True, sms, encode=encoded)
+    assert made().kernel.name == NAME
+    return on_lanes(made, options=options)[0].transpose(1, 2)
+
+
+@gxx
+@pytest.mark.parametrize("sms", [1, 5])
+@pytest.mark.parametrize("name", CASES)
+def test_values(name: str, sms: int) -> None:
+    """Of one CTA many heads follow each other in its buffers; of five some begin in the middle of a head."""
+    case = CASES[name]
+    operands = case.operands()
+    assert judged(on_host(case, operands, sms), case, operands, [], case.features**-0.5)
+
+
+@gxx
+def test_operands_that_no_bulk_copy_reads() -> None:
+    """Rows that do not start on 16 bytes, and one sequence for all, are copied."""
+    case = Case(2, 2, 66, 64)
+    q, k, v = case.operands()
+    odd = torch.cat([q.new_zeros(*q.shape[:3], 1), q], 3)[..., 1:]
+    operands = [odd, k[:1].expand_as(k), v]
+    assert judged(on_host(case, operands), case, operands, [], 0.125)
+
+
+@gxx
+@pytest.mark.parametrize("name", ["a tile and six queries", "one tile a head, f16"])
+def test_groups_do_not_race(name: str) -> None:
+    case = CASES[name]
+    operands = case.operands()
+    assert judged(on_host(case, operands, 2, HostRun(sanitize=True)), case, operands, [], 0.125)
+
+
+QUERIES = "tile * ROWS, part.head, part.batch, ring.full()"
+FREE, FREED = (
+    "if (group_leader()) bar_arrive(ring.empty());",
+    "for (int k = 0; g == 0 && k < GROUPS; ++k) bar_arrive(ring.empty());",
+)
+FIRST = "cta * each + (cta < more ? cta : more)"
+MUTANTS = {
+    "keys that are not there": ("KEYS % 8 != 0 && col_of", "false && col_of", False),
+    "a share without its first tile": (FIRST, f"{FIRST} + 1", False),
+    "another tile's queries": (QUERIES, QUERIES.replace("tile * ROWS", "0"), False),
+    "heads for batches": ("unit % p.heads, unit / p.heads", "unit / p.heads, unit % p.heads", False),
+    "half of what a row weighs": ("TS_REG(sum, j) = all[0] + all[1];", "TS_REG(sum, j) = all[0];", False),
+    "a buffer that is taken back early": (FREE, FREED, True),
+    "nobody's turn": ("if (!last) named_arrive", "if (false) named_arrive", False),
+}
+
+
+@gxx
+@pytest.mark.parametrize("name", MUTANTS)
+def test_mutants_are_caught(name: str) -> None:
+    old, new, races = MUTANTS[name]
+    case = Case(4, 3, 70, 64)
+    operands = case.operands()
+
+    def right(options: HostRun) -> bool:
+        return judged(on_host(case, operands, 1, options), case, operands, [], 0.125)
+
+    assert is_caught(right, "head_attention.cuh", old, new, races, limit_s=10.0)
+
+
+@pytest.mark.nvrtc
+@pytest.mark.parametrize("sizes", [(197, 197, "bf16"), (50, 50, "f16"), (130, 8, "bf16"), (256, 256, "bf16")])
+def test_compiles_to_tensor_cores_without_spills(sizes: tuple[int, int, str]) -> None:
+    queries, keys, dtype = sizes
+    lanes = kernel(Attention(8, 6, queries, keys, 64, dtype))
+    made = compile_text(lanes.text, lanes.name, lanes.shared_bytes)
+    assert made.spills == 0 and made.stack == 0
+    assert made.registers * 32 * lanes.warps <= 65536
+    if disassembler() is not None:
+        code = disassemble(made.cubin)
+        assert code.having("HGMMA") and code.having("UTMALDG") and code.having("UTMASTG")
+        assert not code.having("LDL", "STL")
+
+
+def test_which_kernel() -> None:
+    """Warpgroups where tiles are full and nothing is added; a warp's rows for windows, and for one query."""
+    whole = Attention(64, 6, 197, 197, 64)
+    assert by_groups(whole, 132) and cycles(whole, 132) < cycles(Attention(64, 6, 256, 256, 64), 132)
+    for other in (
+        Attention(1024, 3, 49, 49, 32),
+        Attention(8, 12, 1, 197, 64),
+        Attention(8, 12, 197, 197, 64, terms=1),
+        Attention(4, 12, 128, 128, 128),
+    ):
+        assert not takes(other) and not by_groups(other, 132)
+
+
+def test_buffers_feed_all_groups() -> None:
+    """A small head has as many buffers as two tiles of each group need; two of the largest fit."""
+    small, large = Attention(8, 8, 50, 50, 64), Attention(8, 8, 256, 256, 64)
+    assert buffers(small) * 1 >= 2 * groups(small) and (buffers(large), groups(large)) == (2, 2)
+    assert buffers(Attention(8, 8, 1400, 256, 64)) == 0
+    assert all(kernel(a).shared_bytes + 1024 <= 228 * 1024 for a in (small, large))
