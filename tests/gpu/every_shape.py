@@ -27,6 +27,7 @@ from masked_cases import CASES as MASKS
 from masked_cases import Case as Masked
 from mixer_blocks import given as mixer_operands
 from modules import linear
+from one_rows import cell
 from oracle_runs import guarded, to_gpu
 from ragged_programs import Case as Ragged
 from ragged_programs import Graph, aggregators, dot_products, gather_sum, weighted
@@ -81,7 +82,7 @@ from tilestream.kernels.parts.source import BesideSource
 from tilestream.kernels.product.shared_tile import Tail
 from tilestream.kernels.product.sharing import Middle
 from tilestream.options import Options
-from tilestream.plan.passes import load_directly, tile_block
+from tilestream.plan.passes import divide_columns, load_directly, tile_block
 from tilestream.plan.passes.share_tile import Split, share_tile
 from tilestream.plan.planner import plan
 from tilestream.run.device_ops import segment_reduce, segments, sorted_index
@@ -199,6 +200,7 @@ PIPELINES: dict[str, Callable[[], Sequence[Made]]] = {
     "shared tiles": lambda: shared(Middle.L2),
     "shared tiles over clusters": lambda: shared(Middle.DSM),
     "heads of one column": lambda: [(share_tile(head(), HEAD), lambda: to_gpu(tensors_for(head(), ROWS)), ROWS)],
+    "columns of one row": lambda: [(divide_columns(cell(), get("h200")), lambda: to_gpu(tensors_for(cell(), 1)), 1)],
     "single layers": lambda: [single(layer, split, min(counts)) for layer, split, counts in LAYERS],
     "single layers of pixels": lambda: [pixels(name) for name in PIXELS],
     "weights by columns": lambda: [

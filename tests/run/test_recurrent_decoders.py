@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import copy
 
+import pytest
 import torch
+from one_rows import GatedRecurrence
+from torch import nn
 
 from benchmarks.lib.recurrent_decoders import RecurrentDecoder
+from tilestream.run import around
 from tilestream.run.backend import tilestream
 
 IDS = [torch.tensor([n]) for n in (3, 7, 1)]
@@ -45,3 +49,23 @@ def test_tokens_and_states_are_as_eagers() -> None:
         assert (got - want).norm() <= 2 * (plain - want).norm() + 1e-3 * want.norm()
     for (name, mine), theirs in zip(model.named_buffers(), exact.buffers(), strict=True):
         torch.testing.assert_close(mine.double(), theirs, rtol=0.1, atol=0.1, msg=name)
+
+
+@torch.no_grad()
+def test_another_recurrence_and_its_states_are_as_eagers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of its kernels but the first load weights while the one in front runs: none of them writes states."""
+    early: list[int] = []
+    start_early = around.start_early
+    monkeypatch.setattr(around, "start_early", lambda *given: early.append(start_early(*given)))
+    torch.manual_seed(1)
+    model = nn.Sequential(*(GatedRecurrence(64, 96) for _ in range(2))).bfloat16().eval()
+    for layer in model:
+        layer.state.data = layer.state.float()  # pyright: ignore[reportAttributeAccessIssue, reportCallIssue]
+    exact, eager = copy.deepcopy(model).double(), copy.deepcopy(model)
+    compiled = torch.compile(model, backend=tilestream, options={"target": "reference"})
+    for row in torch.randn(4, 1, 64, dtype=torch.bfloat16):
+        want, plain, got = exact(row.double()), eager(row), compiled(row)
+        assert (got - want).norm() <= 2 * (plain - want).norm() + 1e-3 * want.norm()
+    for mine, theirs in zip(model.buffers(), exact.buffers(), strict=True):
+        torch.testing.assert_close(mine.double(), theirs, rtol=0.05, atol=0.05)
+    assert early == [3]

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from tilestream.graph.live import storage
 from tilestream.graph.nodes import argument, packet, value
 from tilestream.graph.own import operator as own_operator
 from tilestream.graph.rewrites.insert import call
@@ -47,30 +48,37 @@ def write_together(graph: fx.Graph, _: Settings) -> int:
     for node in list(graph.nodes):
         _read_a_row(node, states, single)
     last = [*copies][-1]
-    with graph.inserting_before(last):
+    with graph.inserting_before(graph.output_node()):  # what reads states as they were comes before
         values = [_cast(row, copy.args[0]) for copy, parts in copies.items() for row in parts]
         call(last, WRITE_STATES, states, values)
-    for copy in copies:
+    for copy, parts in copies.items():
+        made: Any = copy.args[1]
         graph.erase_node(copy)
+        if packet(made) is aten.copy and len(parts) == 1 and made.users:  # a state is read again behind its write
+            with graph.inserting_before(made):
+                shape = list(made.meta["val"].shape)
+                made.replace_all_uses_with(call(made, aten.view.default, _cast(parts[0], made), shape))
     return len(copies)
 
 
 def _rows_written(copy: fx.Node) -> list[fx.Node]:
-    """The rows that are all of a state behind ``copy``; none where it is no such copy."""
+    """The rows that are all of a state behind ``copy``; none where it is no such copy. What shares an argument's memory
+    is none: it may be a state that is written itself."""
     if copy.target is not aten.copy_.default or copy.users:
         return []
     state, made = copy.args[:2]
     kept = value(state)
     if not isinstance(state, fx.Node) or state.op != "placeholder" or kept is None or not kept.is_contiguous():
         return []
-    if not isinstance(made, fx.Node) or packet(made) is not aten.copy or made.args[0] is not state:
+    if not isinstance(made, fx.Node):
         return []
-    whole: Any = made.args[1]
+    whole: Any = made.args[1] if packet(made) is aten.copy and made.args[0] is state else made
     joined = packet(whole) in (aten.cat, aten.stack) and argument(whole, 1, "dim", 0) == 0
     rows = list(whole.args[0]) if joined else [whole]
     fakes = [value(row) for row in rows]
     width = kept.shape[-1] if kept.dim() and kept.is_floating_point() else 0
     single = all(f is not None and f.dim() and f.numel() == f.shape[-1] == width for f in fakes)
+    single = single and all(storage(row).op == "call_function" for row in rows)
     return rows if single and width * len(rows) == kept.numel() else []
 
 
