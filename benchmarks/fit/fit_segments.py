@@ -1,7 +1,7 @@
 """Fits ``kernels.coefficients.segments`` to measured kernels of segments, and says how far off it is on others.
 
     python -m benchmarks.fit.fit_segments               how far off it is as it stands, by set, by half and by kind
-    python -m benchmarks.fit.fit_segments --fit         shares that fit the even kernels, and what they do on the odd ones
+    python -m benchmarks.fit.fit_segments --fit         shares that fit the even kernels, and the errors with them
     python -m benchmarks.fit.fit_segments --before      of kernels as they were when they were measured first
 
 From ``ragged_kernels.json`` (``benchmarks.run.ragged_kernels``). Each half is of all sets that are there, the third one

@@ -1,9 +1,9 @@
 """What kernels of segments reach of an H200's rates and latencies.
 
 ``python -m benchmarks.fit.fit_segments`` fits what is marked so to the even kernels of two sets of
-``benchmarks.lib.fresh_ragged`` in ``benchmarks/results/ragged_kernels.json``, uniform graphs left out. What is not fitted
-was chosen with these and the odd ones in view ([docs/simulator.md](../../../../docs/simulator.md#ragged-pipelines)).
-All are shares of what the device's description
+``benchmarks.lib.fresh_ragged`` in ``benchmarks/results/ragged_kernels.json``, uniform graphs left out. What is not
+fitted was chosen with these and the odd ones in view
+([docs/simulator.md](../../../../docs/simulator.md#ragged-pipelines)). All are shares of what the device's description
 says, so that they move with it to devices that were not measured.
 """
 
