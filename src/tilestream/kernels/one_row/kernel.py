@@ -24,7 +24,7 @@ class OneRowKernel(Kernel):
     """The kernel of a launch of one stage that takes one row at a time; of several rows, a launch each."""
 
     family = "one row"
-    closed_form = ClosedForm("launches of one row", 0.5, "none measured yet")
+    closed_form = ClosedForm("launches of one row", 0.5, "assumed: none is timed yet")
     starts_early = True
 
     @classmethod
