@@ -48,7 +48,7 @@ def test_the_order_of_each_place() -> None:
         ],
         When.JOINT: [
             *("take_rows", "keep_masked_edges", "split_joined", "multiply_late", "open_bags", "open_segments"),
-            *("count_small_keys", "sort_sums", "open_norms", "put_off_expands"),
+            *("count_small_keys", "sort_sums", "multiply_patches", "open_norms", "put_off_expands"),
         ],
         When.BACKWARD: ["narrow_products", "copy_sums_operands"],
         When.NORMAL_FORM: [

@@ -8,12 +8,15 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, fx, nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from tilestream.devices import get
 from tilestream.errors import TilestreamError
 from tilestream.graph.capture import capture
 from tilestream.graph.nodes import aten, packet
 from tilestream.graph.patches import place, sites
+from tilestream.graph.rewrites.patches import multiply_patches
+from tilestream.graph.rewrites.table import rewrite
 from tilestream.options import Options
 from tilestream.plan.analyse import analyse
 from tilestream.plan.candidates import FALLBACK, Candidate
@@ -111,6 +114,47 @@ def test_compiled(layout: str, weights: str, bias: bool) -> None:
     with torch.no_grad():
         exact, eager, got = copy.deepcopy(model).double()(x.double()), model(x), compiled(x)
     assert got.stride() == eager.stride() and (got - exact).norm() <= 1.5 * (eager - exact).norm()
+
+
+def gradients(model: nn.Module, call: Callable[[Tensor], Tensor], x: Tensor) -> list[Tensor]:
+    model.zero_grad(set_to_none=True)
+    y = call(x)
+    (y.double() if y.dtype == torch.float64 else y.float()).square().mean().backward()
+    return [p.grad.double() for p in model.parameters() if p.grad is not None]
+
+
+@pytest.mark.parametrize("weights", LAYOUTS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("bias", [True, False])
+def test_trained(layout: str, weights: str, bias: bool) -> None:
+    """Gradients are products too, and lie as the parameters do."""
+    model, x = ready(Embedding(bias=bias), weights), pictures(layout=layout)
+    wide = copy.deepcopy(model).double()
+    exact, eager = gradients(wide, wide, x.double()), gradients(model, model, x)
+    compiled = torch.compile(model, backend=tilestream, options={"target": "reference"})
+    got = gradients(model, compiled, x)
+    assert [p.grad.stride() for p in model.parameters()] == [p.stride() for p in model.parameters()]  # pyright: ignore
+    for a, b, c in zip(got, eager, exact, strict=True):
+        assert (a - c).norm() <= 2 * (b - c).norm() + 1e-9 * c.norm()
+
+
+def joint_of(model: nn.Module, x: Tensor, of_pictures: bool = False) -> fx.GraphModule:
+    names, given = zip(*model.named_parameters(), strict=True)
+
+    def step(x: Tensor, *parameters: Tensor) -> tuple[Tensor, ...]:
+        y = torch.func.functional_call(model, dict(zip(names, parameters, strict=True)), (x,))
+        return torch.autograd.grad(y.sum(), [x, *parameters] if of_pictures else parameters)
+
+    return make_fx(step, tracing_mode="fake")(x.requires_grad_(of_pictures), *given)
+
+
+def test_convolutions_of_pictures_are_products_in_a_joint_graph() -> None:
+    """Those of wide pixels stay, and those whose pictures want a gradient too."""
+    for channels, of_pictures, left in ((3, False, 0), (16, False, 2), (3, True, 2)):
+        graph = joint_of(ready(Embedding(channels)), pictures(channels), of_pictures)
+        assert bool(rewrite(graph, multiply_patches)) == (left == 0)
+        kinds = [packet(n) for n in graph.graph.nodes]
+        assert kinds.count(aten.convolution) + kinds.count(aten.convolution_backward) == left
 
 
 def test_channels_last_between_pixels() -> None:

@@ -1,12 +1,13 @@
 """Convolutions whose windows touch and do not overlap, as a network's patch embedding: a layer over patches as rows.
 
 A patch is a row of a copy that is as large as the picture, which Inductor makes in one kernel; the layer's result has
-its channels last, so that what flattens pixels to tokens behind it is a view. ``sites`` finds such convolutions, and
+its channels last, so that what flattens pixels to tokens behind it is a view. ``sites`` finds such convolutions,
 ``place`` rewrites those that were chosen.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -54,6 +55,12 @@ class Patches:
         return (weight.permute(LAST) if self.last[1] else weight).reshape(self.out, self.features)
 
     @property
+    def kernel_shape(self) -> list[int]:
+        """Of the weight in memory, as which ``matrix`` is seen."""
+        sizes = [self.channels, *self.kernel]
+        return [self.out, *(sizes[1:] + sizes[:1] if self.last[1] else sizes)]
+
+    @property
     def order(self) -> list[int]:
         """Of the dimensions of what ``rows`` cuts."""
         return [0, 2, 4, 3, 5, 1] if self.last[1] else [0, 2, 4, 1, 3, 5]
@@ -92,27 +99,44 @@ def site_of(node: fx.Node) -> Site | None:
 def place(owner: fx.GraphModule, site: Site) -> bool:
     """Rewrite a site; whether it was. Where readers want channels first, as views of all tokens of a channel do, the
     result is copied so; one that is returned as channels last stays a convolution."""
-    graph, node, patches = owner.graph, site.node, site.patches
-    x, weight, bias = node.args[:3]
-    assert isinstance(x, fx.Node) and isinstance(weight, fx.Node)
+
+    def layer(rows: fx.Node) -> fx.Node:
+        return call(site.node, aten.linear.default, rows, matrix_of(site), site.node.args[2])
+
+    placed = put_in_place(owner.graph, site, layer)
+    if placed:
+        settle(owner)
+    return placed
+
+
+def matrix_of(site: Site) -> fx.Node:
+    """The weight as ``Patches.matrix`` has it."""
+    node, patches, weight = site.node, site.patches, site.node.args[1]
+    lying = call(node, aten.permute.default, weight, LAST) if patches.last[1] else weight
+    return call(node, aten.reshape.default, lying, [patches.out, patches.features])
+
+
+def put_in_place(graph: fx.Graph, site: Site, layer: Callable[[fx.Node], fx.Node]) -> bool:
+    """Put a layer in the place of a convolution; whether it was.
+
+    Args:
+        layer: makes of rows [images, y, x, features] the layer's, of ``out`` features.
+    """
+    node, patches = site.node, site.patches
     fake = node.meta["val"]
     changed = elsewhere(graph, node, fake.contiguous(memory_format=torch.channels_last))
     if changed is None and not fake.is_contiguous():
         return False
     (down, across), (ky, kx) = patches.grid, patches.kernel
     with graph.inserting_before(node):
-        cut = call(node, aten.reshape.default, x, [-1, patches.channels, down, ky, across, kx])
+        cut = call(node, aten.reshape.default, node.args[0], [-1, patches.channels, down, ky, across, kx])
         turned = call(node, aten.permute.default, cut, patches.order)
         copied = call(node, aten.clone.default, turned, memory_format=torch.contiguous_format)
         rows = call(node, aten.view.default, copied, [-1, down, across, patches.features])
-        lying = call(node, aten.permute.default, weight, LAST) if patches.last[1] else weight
-        matrix = call(node, aten.reshape.default, lying, [patches.out, patches.features])
-        made = call(node, aten.linear.default, rows, matrix, bias)
-        shown = call(node, aten.permute.default, made, FIRST)
+        shown = call(node, aten.permute.default, layer(rows), FIRST)
         if changed is None:
             shown = call(node, aten.clone.default, shown, memory_format=torch.contiguous_format)
     node.replace_all_uses_with(shown)
     for reader, val in (changed or {}).items():
         reader.meta["val"] = val
-    settle(owner)
     return True

@@ -35,6 +35,7 @@ from tilestream.graph.rewrites.normal_form import (
 )
 from tilestream.graph.rewrites.norms import open_norms
 from tilestream.graph.rewrites.padded_products import pad_products
+from tilestream.graph.rewrites.patches import multiply_patches
 from tilestream.graph.rewrites.pixels import from_pixels, to_pixels
 from tilestream.graph.rewrites.routing import count_small_keys
 from tilestream.graph.rewrites.row_gathers import take_rows
@@ -97,6 +98,7 @@ REWRITES = (
     Rewrite(open_jagged, (When.SUMS,), "rows of jagged tensors are reduced as they lie, and not padded first"),
     Rewrite(count_small_keys, (When.JOINT, When.SUMS), "a router's choice of experts is sorted by its few bits"),
     Rewrite(sort_sums, (When.JOINT, When.SUMS), "messages are summed in sorted order, without atomics"),
+    Rewrite(multiply_patches, (When.JOINT,), "cuDNN turns pictures, and takes long for the gradient of their weight"),
     Rewrite(open_norms, (When.JOINT,), "the derivative of a norm is part of the chain of rows around it"),
     Rewrite(put_off_expands, (When.JOINT,), "a column is not held as rows that repeat it"),
     Rewrite(narrow_products, (When.BACKWARD,), "columns that nobody reads are not computed"),
