@@ -16,6 +16,7 @@ from torch import Tensor, fx
 from torch.utils._pytree import tree_map_only
 
 from tilestream.graph.nodes import argument
+from tilestream.ir.ways import reached
 
 SDPA = torch.nn.functional.scaled_dot_product_attention
 FARTHEST = -(2.0**100)
@@ -193,17 +194,8 @@ def _one_of_equal(t: Tensor) -> list[slice]:
 def _steps(mask: fx.Node) -> list[fx.Node] | None:
     """All that a mask is computed from, in the order of the graph; None where an argument is among it, or something
     that may be another the next time."""
-    found: set[fx.Node] = set()
-    left = [mask]
-    while left:
-        node = left.pop()
-        if node in found:
-            continue
-        if not _is_plain(node):
-            return None
-        found.add(node)
-        left += node.all_input_nodes
-    if any(_is_written(node) for node in found):
+    found = reached([mask], lambda n: n.all_input_nodes if _is_plain(n) else ())
+    if any(not _is_plain(node) or _is_written(node) for node in found):
         return None
     return [node for node in mask.graph.nodes if node in found]
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import fx
 
-from tilestream.graph.nodes import aten, is_view, keeps_features, packet, permutation, sums_rows, value
+from tilestream.graph.nodes import aten, behind, is_view, keeps_features, packet, permutation, sums_rows, value
 from tilestream.graph.provenance import source
 from tilestream.graph.sizes import expression, hint, settled
 from tilestream.ir.dtypes import TORCH_DTYPES
@@ -122,9 +122,7 @@ def transposed(node: object) -> fx.Node | None:
 
 def aliases(node: fx.Node, views: Callable[[fx.Node], bool] = is_view) -> list[fx.Node]:
     """A node, what it is a view of, and every other view of that; ``views``: which views count."""
-    while views(node) and isinstance(node.args[0], fx.Node):
-        node = node.args[0]
-    found = [node]
+    found = [behind(node, views)]
     for each in found:
         found += [u for u in each.users if views(u)]
     return found

@@ -12,7 +12,7 @@ from math import prod
 
 from torch import fx
 
-from tilestream.graph.nodes import is_view, readers, value
+from tilestream.graph.nodes import behind, is_view, readers, value
 from tilestream.graph.sizes import hint
 
 BEFORE = -1
@@ -66,9 +66,7 @@ class Live:
 
 def storage(node: fx.Node) -> fx.Node:
     """What a node is a view of, through any number of views."""
-    while is_view(node) and isinstance(node.args[0], fx.Node):
-        node = node.args[0]
-    return node
+    return behind(node, is_view)
 
 
 def tensor_bytes(node: fx.Node) -> int:

@@ -97,6 +97,13 @@ def results_of(graph: fx.Graph) -> Sequence[Any]:
     return found
 
 
+def behind(node: fx.Node, through: Callable[[fx.Node], bool]) -> fx.Node:
+    """What a node is made of by any number of operators ``through`` which it is seen."""
+    while through(node) and isinstance(before := node.args[0], fx.Node):
+        node = before
+    return node
+
+
 def keeps_features(view: fx.Node) -> bool:
     """Whether a view shows the last dimension of what it views as its own last."""
     before, after = value(view.args[0]), value(view)

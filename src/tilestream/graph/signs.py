@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 from torch import fx
 
-from tilestream.graph.nodes import aten, packet
+from tilestream.graph.nodes import aten, behind, packet
+from tilestream.ir.ways import reached
 
 REFUSE = {
     *(aten.index_select, aten.gather, aten.embedding, aten.embedding_dense_backward, aten.index_add, aten.index_reduce),
@@ -27,12 +28,7 @@ def wraps(index: fx.Node, same: Mapping[fx.Node, fx.Node]) -> bool:
     Args:
         same: of each integer tensor the first that is computed alike (``first_alike``).
     """
-    while packet(index) in SAME_NUMBERS and isinstance(before := index.args[0], fx.Node):
-        index = before
-    left = [n for n in index.graph.nodes if same.get(n, n) is same.get(index, index)]
-    while left:
-        users = left.pop().users
-        if any(packet(user) in REFUSE for user in users):
-            return False
-        left += [user for user in users if packet(user) in SAME_NUMBERS]
-    return True
+    index = behind(index, lambda n: packet(n) in SAME_NUMBERS)
+    alike = [n for n in index.graph.nodes if same.get(n, n) is same.get(index, index)]
+    shown = reached(alike, lambda n: [user for user in n.users if packet(user) in SAME_NUMBERS])
+    return not any(packet(user) in REFUSE for n in shown for user in n.users)

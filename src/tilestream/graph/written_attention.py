@@ -17,8 +17,9 @@ from torch import Tensor, fx
 from torch.fx.node import map_arg
 
 from tilestream.graph.attention_masks import FARTHEST
-from tilestream.graph.nodes import packet, value
+from tilestream.graph.nodes import behind, packet, value
 from tilestream.graph.rewrites.insert import call
+from tilestream.ir.ways import reached
 
 aten = torch.ops.aten
 
@@ -222,13 +223,7 @@ def subgraph(site: Written, result: fx.Node) -> fx.GraphModule:
     for leaf in site.leaves:
         own[leaf] = graph.placeholder(leaf.name)
         own[leaf].meta = {"val": leaf.meta["val"]}
-    inside: set[fx.Node] = set()
-    left = [result]
-    while left:
-        node = left.pop()
-        if node not in own and node not in inside:
-            inside.add(node)
-            left += node.all_input_nodes
+    inside = reached([result], lambda n: () if n in own else n.all_input_nodes).difference(own)
     for node in site.last.graph.nodes:
         if node in inside:
             own[node] = graph.node_copy(node, own.__getitem__)
@@ -332,9 +327,7 @@ def terms(site: Written) -> tuple[list[tuple[Step, float, list[int]]], float] | 
 
 def _unexpanded(node: fx.Node) -> fx.Node:
     """What has the same for fewer sequences, heads or queries."""
-    while packet(node) in (aten.expand, aten.clone) and isinstance(node.args[0], fx.Node):
-        node = node.args[0]
-    return node
+    return behind(node, lambda n: packet(n) in (aten.expand, aten.clone))
 
 
 def _as_period(own: list[int], shape: list[int], wanted: list[int]) -> list[int] | None:

@@ -18,6 +18,7 @@ from tilestream.ir.once import once
 from tilestream.ir.pipeline import Pipeline, Stage, Tensor, Tile, TileOp
 from tilestream.ir.taps import Tap
 from tilestream.ir.tileops import OPS
+from tilestream.ir.ways import producers_first
 
 ROW = At((ROWS.name,))
 
@@ -44,10 +45,7 @@ def plain(p: Pipeline) -> Pipeline:
     """The same pipeline with ops of rows written out. Ops that have coordinates already stay as they are."""
     writer = _Writer({t.name: t for t in p.tensors})
     stages: dict[str, Stage] = {}
-    left = list(p.stages)
-    while left:  # producers first, so that a queue's tile has its axes where it is taken
-        stage = next(s for s in left if all(t in writer.tiles for t in s.taken()))
-        left.remove(stage)
+    for stage in producers_first(p):  # so that a queue's tile has its axes where it is taken
         ops = tuple(writer.stage(stage))
         stages[stage.name] = replace(stage, ops=ops, mesh=tuple(_over_columns(d, ops) for d in stage.mesh))
     tensors = tuple(_named(t) for t in p.tensors)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from graphlib import CycleError, TopologicalSorter
+from graphlib import CycleError
 
 from tilestream.errors import IRError, VerifyError
 from tilestream.ir.axis_rules import (
@@ -23,6 +23,7 @@ from tilestream.ir.plain import by_rows
 from tilestream.ir.ragged_rules import combines_are_defined, edges_stay_with_their_nodes, ragged_axes_lie_in_others
 from tilestream.ir.shapes import check_shapes
 from tilestream.ir.taps import Tap
+from tilestream.ir.ways import producers_first
 
 WIDEST = {0: 256, 1: 512}  # features of a tile in registers, by Shard.dim: 128 fp32 accumulators a thread of 128 or 256
 
@@ -72,9 +73,8 @@ def queues_join(p: Pipeline) -> None:
 
 def stage_graph_is_acyclic(p: Pipeline) -> None:
     """No stage waits for itself, directly or through others."""
-    makers = {s.name: [q.producer for q in p.queues if s.name in q.consumers] for s in p.stages}
     try:
-        TopologicalSorter(makers).prepare()
+        producers_first(p)
     except CycleError as error:
         raise VerifyError(
             f"the stages of pipeline {p.name!r} wait for each other: {' -> '.join(error.args[1])}",

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping
+from graphlib import TopologicalSorter
 from typing import TypeVar
 
-from tilestream.ir.pipeline import Pipeline, Transport
+from tilestream.ir.pipeline import Pipeline, Stage, Transport
 
 N = TypeVar("N", bound=Hashable)
 
@@ -18,6 +19,12 @@ def after(p: Pipeline, *, on_chip: bool = False) -> dict[str, set[str]]:
         if not (on_chip and q.transport is Transport.DRAM):
             found[q.producer] |= set(q.consumers)
     return found
+
+
+def producers_first(p: Pipeline) -> list[Stage]:
+    """Its stages, each behind those that it takes tiles from."""
+    order = TopologicalSorter({s.name: [q.producer for q in p.queues if s.name in q.consumers] for s in p.stages})
+    return [p.stage(name) for name in order.static_order()]
 
 
 def between(p: Pipeline, start: str, end: str) -> set[str]:

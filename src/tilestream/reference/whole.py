@@ -8,8 +8,9 @@ import torch
 
 from tilestream.ir.axes import ROWS
 from tilestream.ir.dtypes import TORCH_DTYPES
-from tilestream.ir.pipeline import Pipeline, TileOp
+from tilestream.ir.pipeline import Pipeline
 from tilestream.ir.taps import rows_given
+from tilestream.ir.ways import producers_first
 from tilestream.reference.ops import FLOAT64, WORKING
 from tilestream.reference.rows import Rows
 from tilestream.reference.whole_ragged import run_ragged
@@ -33,25 +34,21 @@ def run_whole(pipeline: Pipeline, tensors: Mapping[str, torch.Tensor]) -> dict[s
     rows = rows_given(pipeline, lambda name: tensors[name].shape[0])
     memory, tiles, every = Rows(pipeline, tensors, rows, arithmetic), pipeline.tiles(), slice(None)
     values: dict[str, torch.Tensor] = {}
-    left: list[TileOp] = [op for stage in pipeline.stages for op in stage.ops]
-    while left:
-        ready = [op for op in left if all(name in values for name in op.ins)]
-        for op in ready:
-            if op.out is None:
-                memory.store(op, values[op.ins[0]], every)
-            elif op.kind == "load":
-                values[op.out.name] = memory.load(op, every)
-            elif op.kind == "product":
-                dtype = torch.float64 if exact else TORCH_DTYPES[tiles[op.ins[0]].dtype]
-                first = values[op.ins[0]].to(dtype)
-                if ROWS in op.out.axes:
-                    made = first @ tensors[op.params[0]]
-                else:
-                    made = first.t() @ values[op.ins[1]].to(dtype)
-                values[op.out.name] = arithmetic.widen(made)
-            elif op.kind == "sum" and ROWS not in op.out.axes:
-                values[op.out.name] = values[op.ins[0]].sum(0, dtype=arithmetic.dtype)
+    for op in (op for stage in producers_first(pipeline) for op in stage.ops):
+        if op.out is None:
+            memory.store(op, values[op.ins[0]], every)
+        elif op.kind == "load":
+            values[op.out.name] = memory.load(op, every)
+        elif op.kind == "product":
+            dtype = torch.float64 if exact else TORCH_DTYPES[tiles[op.ins[0]].dtype]
+            first = values[op.ins[0]].to(dtype)
+            if ROWS in op.out.axes:
+                made = first @ tensors[op.params[0]]
             else:
-                values[op.out.name] = memory.evaluate(op, values)
-        left = [op for op in left if op not in ready]
+                made = first.t() @ values[op.ins[1]].to(dtype)
+            values[op.out.name] = arithmetic.widen(made)
+        elif op.kind == "sum" and ROWS not in op.out.axes:
+            values[op.out.name] = values[op.ins[0]].sum(0, dtype=arithmetic.dtype)
+        else:
+            values[op.out.name] = memory.evaluate(op, values)
     return memory.results()

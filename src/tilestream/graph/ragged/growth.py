@@ -22,6 +22,7 @@ from tilestream.graph.rewrites.operators import SEGMENT_REDUCE
 from tilestream.graph.sizes import expression
 from tilestream.graph.sums import CONSTANTS, first_alike
 from tilestream.ir.dtypes import DTYPES
+from tilestream.ir.ways import reached
 
 FILLS = {*CONSTANTS, aten.full, aten.full_like, aten.new_full}
 
@@ -159,20 +160,12 @@ class _List:
 
     def _by_index(self, node: fx.Node) -> bool:
         """Whether rows that were taken through an index are in a member's value."""
-        seen: set[fx.Node] = set()
-        left = [node] if self.of_edges.get(node) else []
-        while left:
-            made_of = left.pop()
-            if made_of in seen:
-                continue
-            seen.add(made_of)
-            if self.of_edges.get(made_of):
-                if gather_of(made_of, self.same) is not None:
-                    return True
-                left += made_of.all_input_nodes
-            elif self.gather(made_of) is not None:
-                return True
-        return False
+
+        def takes(n: fx.Node) -> bool:
+            return (gather_of(n, self.same) if self.of_edges.get(n) else self.gather(n)) is not None
+
+        made_of = reached([node], lambda n: n.all_input_nodes if self.of_edges.get(n) and not takes(n) else ())
+        return bool(self.of_edges.get(node)) and any(map(takes, made_of))
 
     def gather(self, node: object) -> Gather | None:
         """What a node gathers for each edge from what is no value of the region."""
@@ -181,35 +174,21 @@ class _List:
         return gather_of(node, self.same)
 
     def _of_product(self, node: fx.Node) -> bool:
-        seen: set[fx.Node] = set()
-        left = [node]
-        while left:
-            made_of = left.pop()
-            if made_of in seen:
-                continue
-            seen.add(made_of)
-            if is_view(made_of) or (self.of_edges.get(made_of) is False and packet(made_of) in POINTWISE):
-                left += made_of.all_input_nodes[:1]
-            elif self.of_edges.get(made_of):
-                left += [n for n in made_of.all_input_nodes if self._sized(n, self.edges.edges)]
-            elif is_product(made_of):
-                return True
-        return False
+        def made_of(n: fx.Node) -> list[fx.Node]:
+            if is_view(n) or (self.of_edges.get(n) is False and packet(n) in POINTWISE):
+                return n.all_input_nodes[:1]
+            inside = n.all_input_nodes if self.of_edges.get(n) else ()
+            return [before for before in inside if self._sized(before, self.edges.edges)]
+
+        return any(is_product(n) and not self.of_edges.get(n) for n in reached([node], made_of))
 
     def _feeds_product(self, node: fx.Node) -> bool:
         """Whether a product reads it, through operators that could be in its kernel."""
-        seen: set[fx.Node] = set()
-        left = list(node.users)
-        while left:
-            user = left.pop()
-            if user in seen or user.target is SEGMENT_REDUCE:
-                continue
-            seen.add(user)
-            if is_product(user):
-                return True
-            if self._sized(user, self.edges.edges) and (packet(user) in (*POINTWISE, *VIEWS, aten.cat)):
-                left += user.users
-        return False
+
+        def passes_on(n: fx.Node) -> bool:
+            return self._sized(n, self.edges.edges) and packet(n) in (*POINTWISE, *VIEWS, aten.cat)
+
+        return any(map(is_product, reached(node.users, lambda n: n.users if passes_on(n) else ())))
 
     # -- nodes ----------------------------------------------------------------------------------
 

@@ -7,9 +7,10 @@ beyond whole steps.
 from __future__ import annotations
 
 from tilestream.devices import Device
-from tilestream.ir.pipeline import Pipeline, Residency, Stage
+from tilestream.ir.pipeline import Pipeline, Residency
 from tilestream.ir.sizes import at_once, steps_of, tiles_of, weight_bytes
 from tilestream.ir.traffic import dram_of, l2_of
+from tilestream.ir.ways import producers_first
 from tilestream.kernels.costs import Amount, Counts, beside
 from tilestream.kernels.stream.stage_cost import StageCost, stage_cost
 
@@ -71,23 +72,10 @@ def _fill(launch: Pipeline, costs: dict[str, StageCost], device: Device) -> floa
     """Seconds for the first tile to reach the end: the longest path of steps and hand-overs."""
     tiles = launch.tiles()
     arrival = {s.name: 0.0 for s in launch.stages}
-    for stage in topological(launch):
+    for stage in producers_first(launch):
         done = arrival[stage.name] + costs[stage.name].step_s
         for q in launch.queues:
             if q.producer == stage.name:
                 for c in q.consumers:
                     arrival[c] = max(arrival[c], done + device.queue_s(launch.tile_rows * tiles[q.tile].row_bytes))
     return max(arrival[s.name] + costs[s.name].step_s for s in launch.stages)
-
-
-def topological(launch: Pipeline) -> list[Stage]:
-    """Stages of one launch, producers before consumers."""
-    order: list[Stage] = []
-    placed: set[str] = set()
-    left = list(launch.stages)
-    while left:
-        ready = next(s for s in left if all(q.producer in placed for q in launch.queues if s.name in q.consumers))
-        order.append(ready)
-        placed.add(ready.name)
-        left.remove(ready)
-    return order
