@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from tilestream.cuda import driver
 from tilestream.cuda.beside import Address, LaneCall, LaneKernel, launch
 from tilestream.cuda.heads import LOG2_E, by_copies, heads_map
 from tilestream.ir.dtypes import DTYPES
@@ -168,7 +169,7 @@ def attention_call(
     scale: float,
     out: Tensor,
     address: Address = Tensor.data_ptr,
-    encode: Encode | None = None,
+    encode: Encode = driver.encoded,
 ) -> LaneCall:
     """The launch that fills ``out``, like ``query``, with attention over what a mask keeps.
 
@@ -177,9 +178,6 @@ def attention_call(
         key, value: [batch, heads of keys, keys, features]; so many heads of queries share one.
         tiles: of a mask for each batch or all, each head or all.
     """
-    if encode is None:
-        from tilestream.cuda.driver import encoded as encode
-
     batch, heads, queries, features = query.shape
     units, row = tiles.states.shape[:2], tiles.states.shape[3]
     dtype = DTYPES[query.dtype]

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from tilestream.cuda import driver
 from tilestream.cuda.beside import Address, LaneCall, launch, read_by, readable
 from tilestream.ir.dtypes import DTYPES
 from tilestream.kernels.operators.token_mixing import CHUNK, Mixing, kernel
@@ -31,12 +32,9 @@ def call(
     normed: bool,
     residual: Tensor | None,
     address: Address = Tensor.data_ptr,
-    encode: Encode | None = None,
+    encode: Encode = driver.encoded,
 ) -> LaneCall:
     """The launch of ``mixed``."""
-    if encode is None:
-        from tilestream.cuda.driver import encoded as encode
-
     images, tokens, channels = x.shape
     dtype, hidden = DTYPES[x.dtype], w1.shape[0]
     mixing = Mixing(tokens, hidden, channels, dtype, normed, residual is not None, activation)

@@ -14,7 +14,7 @@ from torch import fx
 from tilestream.graph import operators
 from tilestream.graph.lowering import MAX_FEATURES, Binding, Emitter, Steps, Value
 from tilestream.graph.modules import lazy
-from tilestream.graph.nodes import Unsupported, computes, is_constant, is_ours, name, value
+from tilestream.graph.nodes import Unsupported, computes, is_constant, is_ours, name, tensor_of, value
 from tilestream.graph.patterns import fuse_rms_norm
 from tilestream.graph.provenance import source
 from tilestream.graph.rounding import round_results
@@ -160,8 +160,7 @@ def region_of(
     told = {symbol for symbol, _, _ in symbols} | _sizes_given(owner)
     for node, result in results.items():
         _readable(result, told, node)
-    fake = value(next(iter(results)))
-    assert fake is not None
+    fake = tensor_of(next(iter(results)))
     compute = [n for n in nodes if computes(n)]
     return Region(
         name=title,
@@ -289,6 +288,5 @@ def _counted(e: Emitter, output: fx.Node) -> int:
     node, features = output, e.values[output].tile.features
     if e.inputs:
         node, features = e.inputs[0].node, e.tensors[e.inputs[0].tensor].features
-    fake = value(node)
-    assert fake is not None
+    fake = tensor_of(node)
     return math.prod(hint(dim) for dim in fake.shape) // features

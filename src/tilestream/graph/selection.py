@@ -32,6 +32,7 @@ from tilestream.graph.nodes import (
     is_sym,
     is_view,
     name,
+    tensor_of,
     value,
 )
 from tilestream.graph.one_row import one_row_layers
@@ -425,8 +426,7 @@ def _added(gathers: Iterable[fx.Node], members: set[fx.Node]) -> Iterator[list[f
 
 def _row_bytes(node: fx.Node) -> int:
     """Bytes of a row of a node's value."""
-    fake = value(node)
-    assert fake is not None
+    fake = tensor_of(node)
     return hint(fake.shape[-1]) * fake.element_size()
 
 

@@ -121,16 +121,13 @@ def exchange(op: TileOp, view: View, maker: TileOp, d: Spread, stage: Stage) -> 
 
 def exchanges(stage: Stage) -> list[Exchange]:
     """Every collective of a stage: one an operand and direction."""
-    found = []
-    for op in stage.ops:
-        for view in op.views[: len(op.tiles)]:
-            maker = stage.makers.get(view.of)
-            for d in stage.mesh if maker is not None else ():
-                assert maker is not None
-                how = exchange(op, view, maker, d, stage)
-                if how:
-                    found.append(Exchange(op, view.of, d.level, how))
-    return found
+    reads = [(op, view) for op in stage.ops for view in op.views[: len(op.tiles)] if view.of in stage.makers]
+    return [
+        Exchange(op, view.of, d.level, how)
+        for op, view in reads
+        for d in stage.mesh
+        if (how := exchange(op, view, stage.makers[view.of], d, stage))
+    ]
 
 
 @dataclass(frozen=True, eq=False)

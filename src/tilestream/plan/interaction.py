@@ -18,7 +18,7 @@ from tilestream.graph.interaction import (
     place,
     width,
 )
-from tilestream.graph.nodes import value
+from tilestream.graph.nodes import tensor_of
 from tilestream.graph.sizes import hint
 from tilestream.kernels.costs import Amount, Counts
 from tilestream.options import Options
@@ -133,8 +133,7 @@ def moved_by(node: fx.Node) -> Moved:
     row = sizes.batch * sizes.features * sizes.element
     sources, taken = _listed(node, 0), {}
     for operand in node.all_input_nodes:
-        fake = value(operand)
-        assert fake is not None
+        fake = tensor_of(operand)
         held, times = size(fake) * fake.element_size(), sources.count(operand)
         taken[operand.name] = min(held, row * times) if times else held
     made = node.meta["val"]

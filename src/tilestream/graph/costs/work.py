@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 from tilestream.graph.costs import flops
 from tilestream.graph.costs.elements import each
 from tilestream.graph.costs.table import GEMMS, Kind, row
-from tilestream.graph.nodes import argument, packet, value
+from tilestream.graph.nodes import argument, packet, tensor_of, value
 from tilestream.graph.sizes import hint
 from tilestream.ir.dtypes import DTYPES
 
@@ -53,8 +53,7 @@ def gemm(node: fx.Node) -> tuple[int, int, int, int]:
     kind = packet(node)
     assert kind in GEMMS
     first, second = factors(node)
-    a, b, out = (value(n) for n in (first, second, node))
-    assert a is not None and b is not None and out is not None
+    a, b, out = (tensor_of(n) for n in (first, second, node))
     if kind in (aten.bmm, aten.baddbmm):
         return hint(a.shape[0]), hint(a.shape[1]), hint(b.shape[2]), hint(a.shape[2])
     return 1, prod(hint(d) for d in a.shape[:-1]), hint(out.shape[-1]), hint(a.shape[-1])

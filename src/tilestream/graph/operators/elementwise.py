@@ -8,7 +8,7 @@ import torch
 from torch import fx
 
 from tilestream.graph.lowering import Emitter, dtype_of
-from tilestream.graph.nodes import Unsupported, argument, first_alone, number, packet, permutation, value
+from tilestream.graph.nodes import Unsupported, argument, first_alone, number, packet, permutation, tensor_of, value
 from tilestream.graph.operators.rules import elementwise, rule
 from tilestream.graph.operators.writes import Writes
 from tilestream.graph.sizes import product, same_size
@@ -70,8 +70,7 @@ def cast(e: Emitter, node: fx.Node) -> Tile:
 def identity(e: Emitter, node: fx.Node) -> Tile:
     """Another shape of the same elements in the same order: no operation at all."""
     x = node.args[0]
-    tile, before, fake = e.whole(x), value(x), value(node)
-    assert fake is not None and before is not None
+    tile, before, fake = e.whole(x), tensor_of(x), tensor_of(node)
     if product(fake.shape) != product(before.shape):
         raise Unsupported("repeats rows or features")
     if tile.features == 1 and not _keeps_rows(before, fake):

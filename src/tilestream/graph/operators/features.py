@@ -8,7 +8,7 @@ import torch
 from torch import fx
 
 from tilestream.graph.lowering import Emitter, dtype_of
-from tilestream.graph.nodes import Unsupported, argument, integer, is_slice, last_dim, number, packet, value
+from tilestream.graph.nodes import Unsupported, argument, integer, is_slice, last_dim, number, packet, tensor_of
 from tilestream.graph.operators.elementwise import identity, only_first
 from tilestream.graph.operators.linear import linear
 from tilestream.graph.operators.rules import rule
@@ -112,8 +112,7 @@ def part(e: Emitter, node: fx.Node, x: object, start: int, stop: int) -> Tile:
 @rule(aten.slice)
 def slice_(e: Emitter, node: fx.Node) -> Tile:
     x = node.args[0]
-    fake, result = value(x), value(node)
-    assert fake is not None and result is not None
+    fake, result = tensor_of(x), tensor_of(node)
     dim = integer(node, 1, "dim", 0)
     if not is_slice(node):
         if same_size(fake.shape[dim], result.shape[dim]):

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from tilestream.graph.nodes import aten, value
+from tilestream.graph.nodes import aten, tensor_of, value
 from tilestream.graph.rewrites.busy import END, LISTED, busy_list
 from tilestream.graph.rewrites.insert import call
 from tilestream.graph.rewrites.operators import LONG, LOOSE, SEGMENT_REDUCE
@@ -81,8 +81,7 @@ class Bounds:
 
 
 def _busy(like: fx.Node, starts: fx.Node, rows: Any) -> fx.Node | None:
-    fake = value(starts)
-    assert fake is not None
+    fake = tensor_of(starts)
     segments, edges = fake.shape[0] - 1, rows if isinstance(rows, int) else rows.meta["val"]
     if hint(edges) < LISTED * hint(segments) or not hint(segments):
         return None

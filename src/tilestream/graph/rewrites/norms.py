@@ -18,7 +18,7 @@ import torch
 from torch import fx
 
 from tilestream.graph.lowering import MAX_FEATURES
-from tilestream.graph.nodes import argument, aten, is_view, packet, value
+from tilestream.graph.nodes import argument, aten, is_view, packet, tensor_of, value
 from tilestream.graph.rewrites.each import each
 from tilestream.graph.rewrites.insert import call
 from tilestream.graph.rewrites.settings import Settings
@@ -54,10 +54,10 @@ class _Writer:
 
     def total(self, x: fx.Node) -> fx.Node:
         """Over all rows, a vector."""
-        return self.make(aten.sum.dim_IntList, x, list(range(value_of(x).dim() - 1)), False)
+        return self.make(aten.sum.dim_IntList, x, list(range(tensor_of(x).dim() - 1)), False)
 
     def cast(self, x: fx.Node, dtype: torch.dtype) -> fx.Node:
-        return x if value_of(x).dtype == dtype else self.make(aten._to_copy.default, x, dtype=dtype)
+        return x if tensor_of(x).dtype == dtype else self.make(aten._to_copy.default, x, dtype=dtype)
 
 
 @each(aten.native_layer_norm_backward, aten._fused_rms_norm_backward)
@@ -68,13 +68,6 @@ def open_norms(node: fx.Node, _: Settings) -> Found | None:
     """
     eps = _eps(node) if _rows(node) and all(u.target is operator.getitem for u in node.users) else None
     return None if eps is None else RULES[packet(node)](_Writer(node, eps), node)
-
-
-def value_of(node: fx.Node) -> torch.Tensor:
-    """The fake tensor of a node that has one."""
-    fake = value(node)
-    assert fake is not None
-    return fake
 
 
 def _rows(node: fx.Node) -> bool:
@@ -119,7 +112,7 @@ def _row_gradient(
         scaled = w.mul(scaled, weight)
     along = w.mul(normal, w.mean(w.mul(scaled, normal)))
     rest = w.sub(w.sub(scaled, w.mean(scaled)) if centre else scaled, along)
-    return w.cast(w.mul(rest, scale), value_of(gradient).dtype)
+    return w.cast(w.mul(rest, scale), tensor_of(gradient).dtype)
 
 
 def _weight_gradient(w: _Writer, gradient: fx.Node, weight: object, normal: fx.Node) -> fx.Node:
@@ -127,7 +120,7 @@ def _weight_gradient(w: _Writer, gradient: fx.Node, weight: object, normal: fx.N
 
 
 def _dtype(parameter: object, gradient: fx.Node) -> torch.dtype:
-    return value_of(parameter if isinstance(parameter, fx.Node) else gradient).dtype
+    return tensor_of(parameter if isinstance(parameter, fx.Node) else gradient).dtype
 
 
 def _eps(node: fx.Node) -> float | None:

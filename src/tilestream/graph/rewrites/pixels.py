@@ -16,7 +16,7 @@ from torch import fx
 
 from tilestream.graph.convolutions import FIRST, LAST, convolution, pair, why_not
 from tilestream.graph.depthwise import TAKEN
-from tilestream.graph.nodes import argument, aten, first_alone, packet, permutation, value
+from tilestream.graph.nodes import argument, aten, first_alone, packet, permutation, tensor_of, value
 from tilestream.graph.operators import ELEMENTWISE
 from tilestream.graph.rewrites.depthwise import Taken, taken_in
 from tilestream.graph.rewrites.each import each
@@ -116,8 +116,7 @@ def _follows(node: fx.Node, pixels: dict[fx.Node, fx.Node]) -> bool:
         return False
     shape = [expression(d) for d in fake.shape]
     for n in operands:
-        other = value(n)
-        assert other is not None
+        other = tensor_of(n)
         if _is_vector(other, fake) and not _is_vector(fake, fake):
             continue
         if n not in pixels and not other.is_contiguous(memory_format=torch.channels_last):

@@ -15,7 +15,7 @@ import torch
 from torch import fx
 from torch.fx.node import map_arg
 
-from tilestream.graph.nodes import value
+from tilestream.graph.nodes import tensor_of, value
 from tilestream.graph.rewrites.insert import call
 from tilestream.graph.rewrites.settings import Runs, Settings
 
@@ -141,8 +141,7 @@ def _is_for_all_sequences(mask: torch.Tensor) -> bool:
 
 def _mask(node: fx.Node, mask: fx.Node, batch: int, groups: int, rows: int) -> fx.Node:
     """``mask`` for the queries as rows: ``[batch * groups, 1, rows, S]``; one of two dimensions serves as it is."""
-    fake = value(mask)
-    assert fake is not None
+    fake = tensor_of(mask)
     if fake.dim() == 2:
         return mask
     positions = fake.shape[3]

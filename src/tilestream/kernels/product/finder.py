@@ -132,8 +132,7 @@ class Finder:
         taps it is read, if its rows are pixels."""
         if len({op.tiles for op in makers}) != 1 or makers[0].ins[0] not in self.makers:
             raise self._refuse(makers[0], "its first products do not read one input", "store what they read first")
-        operand = self.makers[makers[0].ins[0]].out
-        assert operand is not None
+        operand = self.makers[makers[0].ins[0]].made
         if len(operand.axes) != 2:
             raise self._refuse(makers[0], f"it reads {operand.name!r}, which is not [{rows}, columns]")
         k = operand.axes[1].name
@@ -226,8 +225,7 @@ class Finder:
                 raise self._refuse(op, f"rows of {op.params[0]!r} go with one of {len(b.lasts)} results")
 
     def _dtypes(self, b: Block) -> None:
-        operand = self.makers[b.operand].out
-        assert operand is not None
+        operand = self.makers[b.operand].made
         products = (*b.firsts, *(x for last in b.lasts for x in last.products))
         read = (*(x.weight for x in products), *((b.input,) if b.input else ()))
         others = {self.pipeline.tensor(n).dtype for n in read} | {operand.dtype}
@@ -245,6 +243,8 @@ class Finder:
         for op in self.stage.ops:
             if op.out is not None and op.out.name not in known:
                 raise self._refuse(op, f"{op.kind} is no part of it")
+            if op.kind in WRITES and op.params[0] not in {last.output for last in b.lasts}:
+                raise self._refuse(op, f"it stores {op.params[0]!r}, which no product makes")
 
 
 def _vector(view: View, column: str) -> bool:
