@@ -10,8 +10,13 @@ from one_rows import GatedRecurrence
 from torch import nn
 
 from benchmarks.lib.recurrent_decoders import RecurrentDecoder
-from tilestream.run import around
+from tilestream.devices import get
+from tilestream.graph.capture import capture
+from tilestream.options import Options
+from tilestream.plan.find import find
+from tilestream.run import around, oracle
 from tilestream.run.backend import tilestream
+from tilestream.run.made_up import random_arguments
 
 IDS = [torch.tensor([n]) for n in (3, 7, 1)]
 
@@ -69,3 +74,16 @@ def test_another_recurrence_and_its_states_are_as_eagers(monkeypatch: pytest.Mon
     for mine, theirs in zip(model.buffers(), exact.buffers(), strict=True):
         torch.testing.assert_close(mine.double(), theirs, rtol=0.05, atol=0.05)
     assert early == [3]
+
+
+def test_made_up_sums_of_weights_are_not_near_zero() -> None:
+    """What is timed is held to float64: of quotients of sums of both signs eager itself is far from it."""
+    torch.manual_seed(0)
+    model = RecurrentDecoder(layers=2, width=768, hidden=768, vocabulary=40).bfloat16().eval()
+    (graph,) = capture(model, IDS[:1]).graphs
+    regions = find(graph, "inference", Options(device="h200", target="reference"), get("h200")).regions
+    assert any(op.kind == "div" for r in regions for op in r.program.stages[0].ops)
+    for region in regions:
+        values = random_arguments(region)
+        made, exact = region.graph(*values), oracle.in_float64(region.graph, values)
+        assert all(oracle.error(mine, right) < 0.02 for mine, right in zip(made, exact, strict=True))

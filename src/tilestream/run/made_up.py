@@ -16,6 +16,8 @@ from tilestream.plan.chooser import NotTimedNow
 
 MEMORY_SHARE = 0.4
 """Of the free device memory, what values that are made up may take. Assumed: the rest is for kernels' own."""
+QUOTIENTS = {"div": 2, "reciprocal": 1, "log": 1}
+"""Ops, of so many tiles, whose results have no bound near zero."""
 
 
 def check_room(size: int, device: torch.device) -> None:
@@ -35,8 +37,10 @@ def check_room(size: int, device: torch.device) -> None:
 def random_arguments(region: Region) -> list[Any]:
     """Values for ``region.arguments``: constants as they are, sizes of the call that was captured, normal numbers.
 
-    Weights are scaled so that activations stay of order one.
+    Weights are scaled so that activations stay of order one. Where the program divides, what is no weight is positive:
+    sums of both signs come near zero, and no kernel is right about quotients of those.
     """
+    divides = any(op.kind in QUOTIENTS and len(op.ins) == QUOTIENTS[op.kind] for op in region.program.stages[0].ops)
     loads = [op for op in region.program.stages[0].ops if op.index]
     tables = {op.params[0] for op in loads}
     weights = {
@@ -55,7 +59,7 @@ def random_arguments(region: Region) -> list[Any]:
             values.append(hint(fake))
             continue
         scale = 1 / math.sqrt(region_width(region, index)) if index in weights else 1.0
-        values.append(random_tensor(fake, generator, scale))
+        values.append(random_tensor(fake, generator, scale, positive=divides and index not in weights))
     if region.edges is not None:
         _make_edges(region, values, generator)
         return values
@@ -111,7 +115,9 @@ def _do(target: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
     return target(*args, **kwargs)
 
 
-def random_tensor(fake: torch.Tensor, generator: torch.Generator | None = None, scale: float = 1.0) -> torch.Tensor:
+def random_tensor(
+    fake: torch.Tensor, generator: torch.Generator | None = None, scale: float = 1.0, positive: bool = False
+) -> torch.Tensor:
     """A real tensor with the sizes, strides, dtype and device of ``fake``: normal numbers, zeros where integers.
 
     Strides may be any: transposed, with gaps, or zero, as an expanded tensor has. Zeros are indices that exist.
@@ -119,7 +125,8 @@ def random_tensor(fake: torch.Tensor, generator: torch.Generator | None = None, 
     shape, strides = [hint(d) for d in fake.shape], [hint(d) for d in fake.stride()]
     held = 1 + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True)) if 0 not in shape else 0
     if fake.dtype.is_floating_point:
-        memory = (scale * torch.randn(held, device=fake.device, generator=generator)).to(fake.dtype)
+        normal = torch.randn(held, device=fake.device, generator=generator)
+        memory = (scale * (normal.abs() if positive else normal)).to(fake.dtype)
     else:
         memory = torch.zeros(held, device=fake.device, dtype=fake.dtype)
     return memory.as_strided(shape, strides)
