@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -43,6 +43,12 @@ class Arithmetic:
 WORKING = Arithmetic(torch.float32, rounds=True)
 FLOAT64 = Arithmetic(torch.float64, rounds=False)
 ARITHMETIC = {"working": WORKING, "float64": FLOAT64}
+
+
+def arithmetic_of(tensors: Iterable[Tensor]) -> Arithmetic:
+    """That of tensors as they are: nothing is rounded where all that are no indices are in float64."""
+    exact = all(t.dtype == torch.float64 for t in tensors if t.is_floating_point())
+    return FLOAT64 if exact else WORKING
 
 
 def _number(op: TileOp, name: str, default: float) -> float:

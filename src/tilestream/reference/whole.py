@@ -7,11 +7,10 @@ from collections.abc import Mapping
 import torch
 
 from tilestream.ir.axes import ROWS
-from tilestream.ir.dtypes import TORCH_DTYPES
 from tilestream.ir.pipeline import Pipeline
 from tilestream.ir.taps import rows_given
 from tilestream.ir.ways import producers_first
-from tilestream.reference.ops import FLOAT64, WORKING
+from tilestream.reference.ops import arithmetic_of
 from tilestream.reference.rows import Rows
 from tilestream.reference.whole_ragged import run_ragged
 
@@ -29,8 +28,7 @@ def run_whole(pipeline: Pipeline, tensors: Mapping[str, torch.Tensor]) -> dict[s
     """
     if len(pipeline.ragged) == 1:
         return run_ragged(pipeline, tensors)
-    exact = all(t.dtype == torch.float64 for t in tensors.values() if t.is_floating_point())
-    arithmetic = FLOAT64 if exact else WORKING
+    arithmetic = arithmetic_of(tensors.values())
     rows = rows_given(pipeline, lambda name: tensors[name].shape[0])
     memory, tiles, every = Rows(pipeline, tensors, rows, arithmetic), pipeline.tiles(), slice(None)
     values: dict[str, torch.Tensor] = {}
@@ -40,12 +38,8 @@ def run_whole(pipeline: Pipeline, tensors: Mapping[str, torch.Tensor]) -> dict[s
         elif op.kind == "load":
             values[op.out.name] = memory.load(op, every)
         elif op.kind == "product":
-            dtype = torch.float64 if exact else TORCH_DTYPES[tiles[op.ins[0]].dtype]
-            first = values[op.ins[0]].to(dtype)
-            if ROWS in op.out.axes:
-                made = first @ tensors[op.params[0]]
-            else:
-                made = first.t() @ values[op.ins[1]].to(dtype)
+            first, *others = (arithmetic.stored(values[name], tiles[op.ins[0]].dtype) for name in op.ins)
+            made = first @ tensors[op.params[0]] if ROWS in op.out.axes else first.t() @ others[0]
             values[op.out.name] = arithmetic.widen(made)
         elif op.kind == "sum" and ROWS not in op.out.axes:
             values[op.out.name] = values[op.ins[0]].sum(0, dtype=arithmetic.dtype)

@@ -15,7 +15,7 @@ from tilestream.ir.derive import sums
 from tilestream.ir.pipeline import Pipeline, TileOp
 from tilestream.reference.einsum import COMBINE, align, evaluate, softmax
 from tilestream.reference.memory import Memory
-from tilestream.reference.ops import FLOAT64, WORKING
+from tilestream.reference.ops import arithmetic_of
 from tilestream.reference.workers import read
 
 REDUCE = {"sum": "sum", "max": "max", "min": "min", "mul": "prod"}
@@ -38,8 +38,7 @@ class _Whole(Memory):
     """Values of all ops, in order. An op of edges reads what nodes have at the node of each edge."""
 
     def __init__(self, p: Pipeline, tensors: Mapping[str, Array]) -> None:
-        exact = all(t.dtype == torch.float64 for t in tensors.values() if t.is_floating_point())
-        super().__init__(p, tensors, FLOAT64 if exact else WORKING)
+        super().__init__(p, tensors, arithmetic_of(tensors.values()))
         ((self.edges, self.one),) = self.segments.items()
         self.tiles = p.tiles()
 
