@@ -1,8 +1,9 @@
 """Whole models of transformers and timm at full depth and published widths, with random weights, and three small ones.
 
 ``MODELS`` are those that the compiler is measured on; ``FRESH`` twenty others, which were chosen with their sizes
-before anything was tuned, and looked at since; ``DRAWN`` were drawn by lot; ``TRAINED`` are steps of some of them. ``model.problem()`` gives a module in bf16,
-no parameter of which is constant (``varied``), and its inputs. Convolutional models and their images are channels last.
+before anything was tuned, and looked at since; ``DRAWN`` were drawn by lot; ``TRAINED`` are steps of some of them.
+``model.problem()`` gives a module in bf16, no parameter of which is constant (``varied``), and its inputs.
+Convolutional models and their images are channels last.
 Needs ``transformers`` and ``timm``.
 """
 
@@ -315,6 +316,6 @@ _TRAINED = ("bert-base", "vit-tiny16", "swin-t", "roberta-base", "deit-s16", "di
 TRAINED = _table(
     *(replace((MODELS | FRESH | DRAWN)[name], name=f"{name}-training", training=True) for name in _TRAINED)
 )
-"""Steps, forward and backward. The first three are those of the issue; the others were named before any was measured."""
+"""Steps, forward and backward. The first three are the issue's; the others were named before any was measured."""
 SETS = {**INFERENCE, "training": TRAINED}
 EVERY = MODELS | FRESH | DRAWN | TRAINED

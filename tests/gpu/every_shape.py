@@ -35,6 +35,7 @@ from ragged_programs import attention as by_edges
 from random_pipelines import tensors_for
 from shared_tiles import Ffn
 from short_attentions import CASES as SHORT
+from short_attentions import WHOLE_HEADS
 from short_attentions import Case as Short
 from stationary import data
 from test_gpu_backward_chains import CASES as CHAINS
@@ -271,7 +272,7 @@ def attention() -> None:
 
 def short() -> None:
     """Sequences after one another and one each, what is added held and read; keys and queries that stick out."""
-    for case in SHORT.values():
+    for case in (*SHORT.values(), *WHOLE_HEADS.values()):
         q, k, v = case.operands("cuda")
         short_attention.attention(q, k, v, case.terms("cuda"), 0.1, True)
     case = Short(1100, 1, 49, 32, ((1, 1, 49, 49), (4, 1, 49, 49)))

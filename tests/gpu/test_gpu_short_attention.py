@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from short_attentions import CASES, Case, judged
+from short_attentions import CASES, WHOLE_HEADS, Case, judged
 from torch import Tensor
 
 from tilestream.cuda.short_attention import attention
@@ -22,7 +22,7 @@ LARGE = {
     "MPNet": Case(8, 12, 128, 64, ((1, 12, 128, 128), (8, 1, 1, 128))),
     "256 keys": Case(4, 12, 256, 64),
 }
-EVERY = CASES | LARGE
+EVERY = CASES | WHOLE_HEADS | {f"{name}, large": case for name, case in LARGE.items()}
 
 
 @pytest.mark.parametrize("name", EVERY)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from host_runs import gxx, is_caught
 from sass import disassemble, disassembler
-from short_attentions import Case, judged
+from short_attentions import WHOLE_HEADS, Case, judged
 from torch import Tensor
 
 from tilestream.cuda.compile import compile_text
@@ -20,14 +20,6 @@ from tilestream.kernels.operators.few_keys import Attention
 from tilestream.kernels.operators.head_attention import NAME, buffers, cycles, groups, kernel, takes
 from tilestream.kernels.operators.short_attention import by_groups
 
-CASES = {
-    "ViT": Case(2, 2, 197, 64),
-    "a tile and six queries": Case(2, 3, 70, 64),
-    "one tile a head, f16": Case(3, 4, 50, 64, (), 0, torch.float16),
-    "more queries than keys": Case(1, 2, 130, 64, (), 49),
-    "256 keys, two groups": Case(1, 2, 100, 64, (), 256),
-}
-
 
 def on_host(case: Case, operands: list[Tensor], sms: int = 1, options: HostRun | None = None) -> Tensor:
     made = partial(call, *operands, [], case.features**-0.5, True, sms, encode=encoded)
@@ -37,10 +29,10 @@ def on_host(case: Case, operands: list[Tensor], sms: int = 1, options: HostRun |
 
 @gxx
 @pytest.mark.parametrize("sms", [1, 5])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", WHOLE_HEADS)
 def test_values(name: str, sms: int) -> None:
     """Of one CTA many heads follow each other in its buffers; of five some begin in the middle of a head."""
-    case = CASES[name]
+    case = WHOLE_HEADS[name]
     operands = case.operands()
     assert judged(on_host(case, operands, sms), case, operands, [], case.features**-0.5)
 
@@ -58,7 +50,7 @@ def test_operands_that_no_bulk_copy_reads() -> None:
 @gxx
 @pytest.mark.parametrize("name", ["a tile and six queries", "one tile a head, f16"])
 def test_groups_do_not_race(name: str) -> None:
-    case = CASES[name]
+    case = WHOLE_HEADS[name]
     operands = case.operands()
     assert judged(on_host(case, operands, 2, HostRun(sanitize=True)), case, operands, [], 0.125)
 

@@ -232,3 +232,16 @@ def golden_text() -> str:
 
 def test_text_of_a_kernel() -> None:
     assert golden_text() == TEXT.read_text(), "it changed; if that is meant, write it again: see golden_text"
+
+
+def test_a_result_that_no_product_makes_is_refused() -> None:
+    """As of a dropout that drops nothing, which training keeps beside the layer's result: nobody would store it."""
+    program = Layer(520, (640,)).program()
+    (stage,) = program.stages
+    given = next(op for op in stage.ops if op.kind == "load")
+    copied = replace(program.tensor("y0"), name="copied", axes=program.tensor(given.params[0]).axes)
+    more = TileOp("store", None, (given.made.name,), ("copied",))
+    p = replace(program, tensors=(*program.tensors, copied), stages=(replace(stage, ops=(*stage.ops, more)),))
+    assert is_projection(program) and not is_projection(p)
+    with pytest.raises(VerifyError, match="it stores 'copied', which no product makes"):
+        share_tile(p, Split(1, 8, Tail.NONE))

@@ -56,6 +56,15 @@ CASES = {
     "256 keys": Case(1, 1, 20, 64, (), 256),
 }
 
+WHOLE_HEADS = {
+    "ViT": Case(2, 2, 197, 64),
+    "a tile and six queries": Case(2, 3, 70, 64),
+    "one tile a head, f16": Case(3, 4, 50, 64, (), 0, torch.float16),
+    "more queries than keys": Case(1, 2, 130, 64, (), 49),
+    "256 keys, two groups": Case(1, 2, 100, 64, (), 256),
+}
+"""Of warpgroups."""
+
 
 def judged(
     got: Tensor, case: Case, operands: list[Tensor], terms: list[Tensor], scale: float, safe: bool = True

@@ -16,6 +16,7 @@ LAUNCHED = {
     "depthwise.cuh",
     "few_queries.cuh",
     "grouped.cuh",
+    "head_attention.cuh",
     "interaction.cuh",
     "pack.cuh",
     "pad.cuh",

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tilestream.cuda import driver
 from tilestream.cuda.beside import Address, LaneCall, launch, readable
 from tilestream.cuda.heads import LOG2_E, by_copies, heads_map
 from tilestream.ir.dtypes import DTYPES
@@ -32,7 +33,7 @@ def call(
     safe: bool,
     sms: int,
     address: Address = Tensor.data_ptr,
-    encode: Encode | None = None,
+    encode: Encode = driver.encoded,
 ) -> LaneCall:
     """The launch that makes ``attention`` [batches, queries, heads, features] on a device of so many SMs."""
     batches, heads, queries, features = query.shape
@@ -65,12 +66,9 @@ def _by_groups(
     scale: float,
     sms: int,
     address: Address,
-    encode: Encode | None,
+    encode: Encode,
 ) -> LaneCall:
     """``tensors``: queries, keys, values [batches, heads, rows, features] and the result, by tokens."""
-    if encode is None:
-        from tilestream.cuda.driver import encoded as encode
-
     *given, out = tensors
     held = [*map(by_copies, given), out.transpose(1, 2)]
     boxes = (head_attention.ROWS, *2 * (head_attention.value_rows(a),), head_attention.ROWS)

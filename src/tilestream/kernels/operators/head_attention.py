@@ -19,8 +19,8 @@ MOST_OF_THREE, MOST_SHARED = 200, 232_448
 STEP, WEIGHT = 32.0, 8.0
 """Cycles of the hardware: of a product's step of 64 columns, 16 deep; of a warp's 32 exponentials."""
 TURN = 250.0
-"""Cycles of a tile besides. Fitted on 13 sizes on an H200, with ``START``; products and exponentials of a tile are a sum
-there, although other groups' run beside them."""
+"""Cycles of a tile besides. Fitted on 13 sizes on an H200, with ``START``; products and exponentials are added up,
+although other groups' run beside them."""
 
 PARAMS = Struct(
     "HeadAttentionParams",
