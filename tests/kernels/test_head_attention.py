@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -18,7 +19,7 @@ from tilestream.cuda.host.maps import encoded
 from tilestream.cuda.short_attention import call
 from tilestream.kernels.operators.few_keys import Attention
 from tilestream.kernels.operators.head_attention import NAME, buffers, cycles, groups, kernel, takes
-from tilestream.kernels.operators.short_attention import by_groups
+from tilestream.kernels.operators.short_attention import by_groups, has_kernel
 
 
 def on_host(case: Case, operands: list[Tensor], sms: int = 1, options: HostRun | None = None) -> Tensor:
@@ -62,7 +63,7 @@ FREE, FREED = (
 )
 FIRST = "cta * each + (cta < more ? cta : more)"
 MUTANTS = {
-    "keys that are not there": ("KEYS % 8 != 0 && col_of", "false && col_of", False),
+    "keys that are not there": ("> KEYS && 8 * first + col_of", "> KEYS && false && col_of", False),
     "a share without its first tile": (FIRST, f"{FIRST} + 1", False),
     "another tile's queries": (QUERIES, QUERIES.replace("tile * ROWS", "0"), False),
     "heads for batches": ("unit % p.heads, unit / p.heads", "unit / p.heads, unit % p.heads", False),
@@ -86,10 +87,12 @@ def test_mutants_are_caught(name: str) -> None:
 
 
 @pytest.mark.nvrtc
-@pytest.mark.parametrize("sizes", [(197, 197, "bf16"), (50, 50, "f16"), (130, 8, "bf16"), (256, 256, "bf16")])
+@pytest.mark.parametrize(
+    "sizes", [(197, 197, "bf16"), (50, 50, "f16"), (130, 8, "bf16"), (256, 256, "bf16"), (257, 257, "f16")]
+)
 def test_compiles_to_tensor_cores_without_spills(sizes: tuple[int, int, str]) -> None:
-    queries, keys, dtype = sizes
-    lanes = kernel(Attention(8, 6, queries, keys, 64, dtype))
+    queries, keys, *dtype = sizes
+    lanes = kernel(Attention(8, 6, queries, keys, 64, *dtype))
     made = compile_text(lanes.text, lanes.name, lanes.shared_bytes)
     assert made.spills == 0 and made.stack == 0
     assert made.registers * 32 * lanes.warps <= 65536
@@ -109,12 +112,15 @@ def test_which_kernel() -> None:
         Attention(8, 12, 197, 197, 64, terms=1),
         Attention(4, 12, 128, 128, 128),
     ):
-        assert not takes(other) and not by_groups(other, 132)
+        assert not takes(other) and has_kernel(other) and not by_groups(other, 132)
+    long = Attention(8, 12, 257, 257, 64)
+    assert has_kernel(long) and by_groups(long, 132) and not has_kernel(replace(long, keys=273))
+    assert not has_kernel(replace(long, terms=1)) and not has_kernel(replace(long, keys=0))
 
 
 def test_buffers_feed_all_groups() -> None:
     """A small head has as many buffers as two tiles of each group need; two of the largest fit."""
-    small, large = Attention(8, 8, 50, 50, 64), Attention(8, 8, 256, 256, 64)
+    small, large = Attention(8, 8, 50, 50, 64), Attention(8, 8, 272, 272, 64)
     assert buffers(small) * 1 >= 2 * groups(small) and (buffers(large), groups(large)) == (2, 2)
     assert buffers(Attention(8, 8, 1400, 256, 64)) == 0
     assert all(kernel(a).shared_bytes + 1024 <= 228 * 1024 for a in (small, large))

@@ -62,6 +62,7 @@ WHOLE_HEADS = {
     "one tile a head, f16": Case(3, 4, 50, 64, (), 0, torch.float16),
     "more queries than keys": Case(1, 2, 130, 64, (), 49),
     "256 keys, two groups": Case(1, 2, 100, 64, (), 256),
+    "257 keys, two products": Case(1, 2, 257, 64),
 }
 """Of warpgroups."""
 

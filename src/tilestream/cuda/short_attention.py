@@ -71,7 +71,7 @@ def _by_groups(
     """``tensors``: queries, keys, values [batches, heads, rows, features] and the result, by tokens."""
     *given, out = tensors
     held = [*map(by_copies, given), out.transpose(1, 2)]
-    boxes = (head_attention.ROWS, *2 * (head_attention.value_rows(a),), head_attention.ROWS)
+    boxes = (head_attention.ROWS, *2 * (head_attention.box_rows(a),), head_attention.ROWS)
     values: dict[str, Any] = {"batches": a.batches, "heads": a.heads, "scale": scale * LOG2_E}
     for name, t, rows in zip(("query", "key", "value", "out"), held, boxes, strict=True):
         values[name] = encode(heads_map(t, rows, address))

@@ -28,15 +28,18 @@ def takes(query: Tensor, key: Tensor, values: Tensor, terms: int, scale: float) 
         return False
     (batches, heads, queries, features), keys = shapes[0], shapes[1][2]
     alike = shapes[1] == shapes[2] == (batches, heads, keys, features) and batches * heads * queries > 0
-    return alike and query.dtype in (torch.bfloat16, torch.float16) and has_kernel(keys, features, terms)
+    return alike and query.dtype in (torch.bfloat16, torch.float16) and has_kernel(_sizes(query, keys, 1, terms))
 
 
 def predicted_us(query: Tensor, keys: int, terms: Sequence[Sequence[int]], device: Device) -> float:
     """Of the kernel; ``terms``: the shapes of what is added."""
-    batches, heads, queries, features = query.shape
     period = max([1, *(shape[0] for shape in terms)])
-    a = Attention(batches, heads, queries, keys, features, DTYPES[query.dtype], period, len(terms))
-    return counts(a, terms, device).us
+    return counts(_sizes(query, keys, period, len(terms)), terms, device).us
+
+
+def _sizes(query: Tensor, keys: int, period: int, terms: int) -> Attention:
+    batches, heads, queries, features = query.shape
+    return Attention(batches, heads, queries, keys, features, DTYPES[query.dtype], period, terms)
 
 
 def fits(node: fx.Node) -> bool:

@@ -1,4 +1,4 @@
-// Attention over at most 256 keys by warpgroups: softmax(scale * Q K.T) V, where a head's keys and values lie whole in shared
+// Attention over at most 272 keys by warpgroups: softmax(scale * Q K.T) V, where a head's keys and values lie whole in shared
 // memory, and the scores of 64 queries whole in the registers of a warpgroup.
 //
 // Tiles of 64 queries are counted over all heads, and a CTA has some that follow each other: GROUPS consumers take them in turns,
@@ -13,16 +13,19 @@ namespace ts {
 
 using Params = ::HeadAttentionParams;
 constexpr int LOADER = 4 * GROUPS, TURNS = GROUP_BARRIER + GROUPS;  // a named barrier for each group's turn to score
-constexpr int KEY_BLOCKS = (KEYS + 7) / 8, KEY_STEPS = (KEYS + 15) / 16, TILES = (QUERIES + ROWS - 1) / ROWS;  // of a head
+constexpr int KEY_BLOCKS = (KEYS + 7) / 8, KEY_STEPS = (KEYS + 15) / 16;
+// Blocks of the first product, which has 256 columns at most, and of a second one for what is left.
+constexpr int MOST_BLOCKS = 32, BLOCKS = KEY_BLOCKS < MOST_BLOCKS ? KEY_BLOCKS : MOST_BLOCKS, LEFT = KEY_BLOCKS - BLOCKS;
+constexpr int TILES = (QUERIES + ROWS - 1) / ROWS;  // of a head
 constexpr u32 KEYS_AT = TILES * CHUNK_BYTES, VALUE_BYTES = KEY_STEPS * 16 * 128, VALUES_AT = KEYS_AT + VALUE_BYTES;
 constexpr u32 BUFFER_BYTES = VALUES_AT + VALUE_BYTES, BARS_AT = BUFFERS * BUFFER_BYTES;
 // Registers: what the producer's warpgroup gives back of those that a CTA is launched with the others take.
 constexpr int LAUNCHED = GROUPS == 3 ? 128 : 168, PRODUCER = 24, CONSUMER = GROUPS == 3 ? 160 : 240;
 static_assert(PRODUCER + GROUPS * CONSUMER <= (1 + GROUPS) * LAUNCHED, "who asks for more waits for ever");
-static_assert(FEATURES <= 64 && KEY_BLOCKS <= 32);
+static_assert(FEATURES <= 64 && LEFT <= 2);
 
-using Scores = Fragment<KEY_BLOCKS>;
-using Weights = Packed<2 * KEY_STEPS>;
+using Scores = Fragment<BLOCKS>;
+using LastScores = Fragment<LEFT ? LEFT : 1>;
 using HeadRing = Ring<BUFFERS, (int)BUFFER_BYTES>;
 TS_DEV HeadRing head_ring(u32 smem) { return HeadRing(smem + BARS_AT, smem); }
 
@@ -45,6 +48,12 @@ TS_DEV Part part_of(const Params& p, const Share& mine, int at) {
   return {unit % p.heads, unit / p.heads, at % TILES, left < TILES ? left : TILES};
 }
 
+// Boxes of the map have at most 256 rows.
+TS_DEV void load_keys(u32 to, const TensorMap* map, const Part& part, u32 bar) {
+  constexpr int ROWS_A_BOX = (LEFT ? 8 : 16) * KEY_STEPS;
+#pragma unroll 1
+  for (int row = 0; row < 16 * KEY_STEPS; row += ROWS_A_BOX) tma_load_heads(to + 128 * row, map, 0, row, part.head, part.batch, bar);
+}
 TS_DEV void load_heads(const Params& p, const Share& mine, u32 smem) {
   auto ring = head_ring(smem);
 #pragma unroll 1
@@ -52,43 +61,45 @@ TS_DEV void load_heads(const Params& p, const Share& mine, u32 smem) {
     const Part part = part_of(p, mine, at);
     ring.wait_empty();
     bar_expect(ring.full(), (part.to - part.from) * CHUNK_BYTES + 2 * VALUE_BYTES);
-    tma_load_heads(ring.addr() + KEYS_AT, &p.key, 0, 0, part.head, part.batch, ring.full());
+    load_keys(ring.addr() + KEYS_AT, &p.key, part, ring.full());
 #pragma unroll 1
     for (int tile = part.from; tile < part.to; ++tile)
       tma_load_heads(ring.addr() + tile * CHUNK_BYTES, &p.query, 0, tile * ROWS, part.head, part.batch, ring.full());
-    tma_load_heads(ring.addr() + VALUES_AT, &p.value, 0, 0, part.head, part.batch, ring.full());
+    load_keys(ring.addr() + VALUES_AT, &p.value, part, ring.full());
     at += part.to - part.from;
   }
 }
 
-// Scores become weights. A warp none of whose rows is a query has nothing to weigh.
-TS_DEV void weigh(Scores& s, RowVector& sum, int rows, float scale) {
-  RowVector most;
+// The largest of a lane's scores of each row, `most` among them; those of keys that are not there are nothing.
+template <int COUNT>
+TS_DEV void largest(Fragment<COUNT>& s, int first, RowVector& most) {
   TS_LANES {
     const u32 t = TS_LANE;
+    (void)t;
 #pragma unroll
-    for (int k = 4 * (KEY_BLOCKS - 1); k < 4 * KEY_BLOCKS; ++k)
-      if (KEYS % 8 != 0 && col_of(t, KEY_BLOCKS - 1) + k % 2 >= KEYS) TS_REG(s, k) = nothing();
+    for (int k = 4 * (COUNT - 1); k < 4 * COUNT; ++k)
+      if (8 * (first + COUNT) > KEYS && 8 * first + col_of(t, COUNT - 1) + k % 2 >= KEYS) TS_REG(s, k) = nothing();
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
-      float here[2] = {TS_REG(s, 2 * j), TS_REG(s, 2 * j + 1)};  // two at a time, which wait less for each other
+      float here[2] = {TS_REG(most, j), TS_REG(s, 2 * j)};  // two at a time, which wait less for each other
 #pragma unroll
-      for (int k = 2; k < 2 * KEY_BLOCKS; ++k) here[k % 2] = max_nan(here[k % 2], TS_REG(s, k / 2 * 4 + 2 * j + k % 2));
+      for (int k = 1; k < 2 * COUNT; ++k) here[k % 2] = max_nan(here[k % 2], TS_REG(s, k / 2 * 4 + 2 * j + k % 2));
       TS_REG(most, j) = max_nan(here[0], here[1]);
     }
   }
-  row_max(most);
+}
+// Scores become weights, which `sum` gets. A warp none of whose rows is a query has nothing to weigh.
+template <int COUNT>
+TS_DEV void weigh(Fragment<COUNT>& s, const RowVector& most, RowVector& sum, int rows, float scale) {
   TS_LANES {
     const u32 t = TS_LANE;
-#pragma unroll
-    for (int j = 0; j < 2; ++j) TS_REG(sum, j) = 0.0f;
     if ((int)(t / 32 * 16) < rows) {
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
         const float now = TS_REG(most, j), from = now == nothing() ? 0.0f : now * scale;
-        float all[2] = {};
+        float all[2] = {TS_REG(sum, j), 0.0f};
 #pragma unroll
-        for (int k = 0; k < 2 * KEY_BLOCKS; ++k) {
+        for (int k = 0; k < 2 * COUNT; ++k) {
           float& x = TS_REG(s, k / 2 * 4 + 2 * j + k % 2);
           x = ex2(fma_(x, scale, -from));
           all[k % 2] += x;
@@ -103,19 +114,34 @@ TS_DEV void weigh(Scores& s, RowVector& sum, int rows, float scale) {
 TS_DEV void attend_tile(const Params& p, const Part& part, int tile, u32 buffer, int g, bool first, bool last) {
   const u32 query = buffer + tile * CHUNK_BYTES;
   Results out;
-  RowVector sum;
+  RowVector most, sum;
   Scores s;
-  Weights weights;
+  LastScores left;
+  Packed<2 * ((BLOCKS + 1) / 2)> weights;
+  Packed<2> last_weights;
   if (!first) named_sync(TURNS + g, 256);
   score(s, query, buffer + KEYS_AT);
+  if constexpr (LEFT > 0) score(left, query, buffer + KEYS_AT + BLOCKS * 8 * 128);
   mma_wait<0>();
   pin(s);
+  if constexpr (LEFT > 0) pin(left);
   if (!last) named_arrive(TURNS + (g + 1) % GROUPS, 256);
-  weigh(s, sum, QUERIES - tile * ROWS, p.scale);
+  fill_rows(most, nothing());
+  fill_rows(sum, 0.0f);
+  largest(s, 0, most);
+  if constexpr (LEFT > 0) largest(left, BLOCKS, most);
+  row_max(most);
+  weigh(s, most, sum, QUERIES - tile * ROWS, p.scale);
+  if constexpr (LEFT > 0) weigh(left, most, sum, QUERIES - tile * ROWS, p.scale);
   pack_weights(weights, s);
   clear(out);
   pin(weights);
+  if constexpr (LEFT > 0) {
+    pack_weights(last_weights, left);
+    pin(last_weights);
+  }
   add_values(out, weights, buffer + VALUES_AT);
+  if constexpr (LEFT > 0) add_values(out, last_weights, buffer + VALUES_AT + BLOCKS * 8 * 128);
   mma_wait<0>();
   pin(out);
   put_results(query, g, sum, out);

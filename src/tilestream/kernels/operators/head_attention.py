@@ -1,4 +1,4 @@
-"""Attention over at most 256 keys by warpgroups, a head's keys in shared memory (``include/head_attention.cuh``)."""
+"""Attention over at most 272 keys by warpgroups, a head's keys in shared memory (``include/head_attention.cuh``)."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from tilestream.kernels.parts.mma import by_rows, specialisation
 from tilestream.kernels.parts.params import MAP, Field, Struct
 
 NAME = "tilestream_head_attention"
-ROWS, CHUNK_BYTES, FEATURES, MOST_KEYS, LEAST_QUERIES = 64, 8192, 64, 256, 33
+ROWS, CHUNK_BYTES, FEATURES, MOST_KEYS, LEAST_QUERIES = 64, 8192, 64, 272, 33
 """Queries of a tile, and its bytes; of a head, those of a chunk: of 32 half a chunk is empty, and lanes were faster in
-both sizes that were timed; keys of one product; queries that half fill a tile."""
-MOST_OF_THREE, MOST_SHARED = 200, 232_448
-"""Keys whose scores three warpgroups of an SM have registers for, not two; bytes of shared memory of a CTA."""
+both sizes that were timed; keys of two products; queries that half fill a tile."""
+MOST_BLOCKS, MOST_OF_THREE, MOST_SHARED = 32, 200, 232_448
+"""Blocks of 8 keys of a product, and of a box; keys whose scores three warpgroups of an SM have registers for, not two;
+bytes of shared memory of a CTA."""
 STEP, WEIGHT = 32.0, 8.0
 """Cycles of the hardware: of a product's step of 64 columns, 16 deep; of a warp's 32 exponentials."""
 TURN = 250.0
@@ -42,6 +43,11 @@ def takes(a: Attention) -> bool:
 def value_rows(a: Attention) -> int:
     """Of keys and of values in shared memory: whole steps of a product."""
     return ceil(a.keys / 16) * 16
+
+
+def box_rows(a: Attention) -> int:
+    """Of a copy of keys: all, or half of more than a box has."""
+    return value_rows(a) if a.keys <= 8 * MOST_BLOCKS else value_rows(a) // 2
 
 
 def tiles(a: Attention) -> int:
@@ -77,7 +83,9 @@ def kernel(a: Attention) -> LaneKernel:
     defines |= {"BUFFERS": buffers(a), "GROUPS": groups(a)}
     text = [f'#include "{name}.cuh"' for name in ("ptx", "math", "tile")]
     text += [f"#define {name} {value}" for name, value in defines.items()]
-    text += ["namespace ts {", "#ifndef TS_HOST", specialisation(a.dtype, blocks), by_rows(a.dtype, features)]
-    text += ["#endif", "}", PARAMS.text, '#include "head_attention.cuh"', ""]
+    widths = {min(blocks, MOST_BLOCKS), max(blocks - MOST_BLOCKS, 1)}  # the second is compiled where it is not used
+    products = [*(specialisation(a.dtype, wide) for wide in sorted(widths)), by_rows(a.dtype, features)]
+    text += ["namespace ts {", "#ifndef TS_HOST", *products, "#endif", "}"]
+    text += [PARAMS.text, '#include "head_attention.cuh"', ""]
     shared = buffers(a) * (_buffer_bytes(a) + 16)
     return LaneKernel(NAME, "\n".join(text), PARAMS, 4 * (groups(a) + 1), shared, warpgroups=groups(a))

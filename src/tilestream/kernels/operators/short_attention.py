@@ -54,10 +54,15 @@ PARAMS = Struct(
 )
 
 
-def has_kernel(keys: int, features: int, terms: int) -> bool:
-    """Whether there is one for heads like these, with so many terms added to scores."""
-    most = MOST_WIDE if features == FEATURES[-1] else MOST_KEYS - LESS * terms
-    return features in FEATURES and 0 < keys <= most and terms <= MOST_TERMS
+def takes(a: Attention) -> bool:
+    """Whether lanes have registers for its scores."""
+    most = MOST_WIDE if a.features == FEATURES[-1] else MOST_KEYS - LESS * a.terms
+    return a.features in FEATURES and 0 < a.keys <= most and a.terms <= MOST_TERMS
+
+
+def has_kernel(a: Attention) -> bool:
+    """Whether there is one, of lanes or of warpgroups."""
+    return takes(a) or (a.keys > 0 and head_attention.takes(a))
 
 
 @dataclass(frozen=True)
@@ -119,7 +124,9 @@ def grid_of(a: Attention, sms: int) -> Grid:
 
 
 def by_groups(a: Attention, sms: int) -> bool:
-    """Whether warpgroups compute it in fewer cycles."""
+    """Whether warpgroups compute it, alone or in fewer cycles."""
+    if not takes(a):
+        return True
     return head_attention.takes(a) and head_attention.cycles(a, sms) < grid_of(a, sms).cycles(a, sms)
 
 
