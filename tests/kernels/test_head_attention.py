@@ -19,11 +19,20 @@ from tilestream.cuda.host.maps import encoded
 from tilestream.cuda.short_attention import call
 from tilestream.kernels.operators.few_keys import Attention
 from tilestream.kernels.operators.head_attention import NAME, buffers, cycles, groups, kernel, takes
+from tilestream.kernels.operators.lanes import LaneKernel
 from tilestream.kernels.operators.short_attention import by_groups, has_kernel
 
 
-def on_host(case: Case, operands: list[Tensor], sms: int = 1, options: HostRun | None = None) -> Tensor:
-    made = partial(call, *operands, [], case.features**-0.5, True, sms, encode=encoded)
+def on_host(
+    case: Case,
+    operands: list[Tensor],
+    sms: int = 1,
+    options: HostRun | None = None,
+    terms: list[Tensor] | None = None,
+    safe: bool = True,
+) -> Tensor:
+    terms = case.terms() if terms is None else terms
+    made = partial(call, *operands, terms, case.features**-0.5, safe, sms, encode=encoded)
     assert made().kernel.name == NAME
     return on_lanes(made, options=options)[0].transpose(1, 2)
 
@@ -35,7 +44,19 @@ def test_values(name: str, sms: int) -> None:
     """Of one CTA many heads follow each other in its buffers; of five some begin in the middle of a head."""
     case = WHOLE_HEADS[name]
     operands = case.operands()
-    assert judged(on_host(case, operands, sms), case, operands, [], case.features**-0.5)
+    assert judged(on_host(case, operands, sms), case, operands, case.terms(), case.features**-0.5)
+
+
+@gxx
+def test_rows_that_keep_nothing() -> None:
+    """Zeros as of PyTorch's attention with a mask, or no number, as softmax has it."""
+    case = WHOLE_HEADS["a bias and padding"]
+    operands, terms = case.operands(), case.terms()
+    terms[1][1] = float("-inf")
+    for safe in (True, False):
+        got = on_host(case, operands, terms=terms, safe=safe)
+        assert not got[1::2].any() if safe else bool(got[1::2].isnan().all())
+        assert judged(got, case, operands, terms, 0.125, safe)
 
 
 @gxx
@@ -69,6 +90,9 @@ MUTANTS = {
     "heads for batches": ("unit % p.heads, unit / p.heads", "unit / p.heads, unit % p.heads", False),
     "half of what a row weighs": ("TS_REG(sum, j) = all[0] + all[1];", "TS_REG(sum, j) = all[0];", False),
     "a buffer that is taken back early": (FREE, FREED, True),
+    "the mask of another sequence": ("part.batch % p.period * stride[0]", "0 * stride[0]", False),
+    "scores that are not scaled": ("2 * j + k), p.scale, more[k])", "2 * j + k), 1.0f, more[k])", False),
+    "rows of nothing": ("== nothing() ? 0.0f : TS_REG(most, j)", "== nothing() ? nothing() : TS_REG(most, j)", False),
     "nobody's turn": ("if (!last) named_arrive", "if (false) named_arrive", False),
 }
 
@@ -77,11 +101,15 @@ MUTANTS = {
 @pytest.mark.parametrize("name", MUTANTS)
 def test_mutants_are_caught(name: str) -> None:
     old, new, races = MUTANTS[name]
-    case = Case(4, 3, 70, 64)
-    operands = case.operands()
+    plain, masked = Case(4, 3, 70, 64), Case(4, 3, 70, 64, ((2, 1, 70, 70),))
+    terms = masked.terms()
+    terms[0][1, :, 5] = float("-inf")
 
     def right(options: HostRun) -> bool:
-        return judged(on_host(case, operands, 1, options), case, operands, [], 0.125)
+        operands = plain.operands()
+        found = on_host(plain, operands, 1, options), on_host(masked, operands, 1, options, terms)
+        wanted = (plain, []), (masked, terms)
+        return all(judged(x, case, operands, given, 0.125) for x, (case, given) in zip(found, wanted, strict=True))
 
     assert is_caught(right, "head_attention.cuh", old, new, races, limit_s=10.0)
 
@@ -92,7 +120,12 @@ def test_mutants_are_caught(name: str) -> None:
 )
 def test_compiles_to_tensor_cores_without_spills(sizes: tuple[int, int, str]) -> None:
     queries, keys, *dtype = sizes
-    lanes = kernel(Attention(8, 6, queries, keys, 64, *dtype))
+    for terms, paired in ((0, False), (1, False), (2, True)):
+        if not paired or keys % 2 == 0:
+            compiles(kernel(Attention(8, 6, queries, keys, 64, *dtype, terms=terms, paired=paired)))
+
+
+def compiles(lanes: LaneKernel) -> None:
     made = compile_text(lanes.text, lanes.name, lanes.shared_bytes)
     assert made.spills == 0 and made.stack == 0
     assert made.registers * 32 * lanes.warps <= 65536
@@ -103,19 +136,18 @@ def test_compiles_to_tensor_cores_without_spills(sizes: tuple[int, int, str]) ->
 
 
 def test_which_kernel() -> None:
-    """Warpgroups where tiles are full and nothing is added; a warp's rows for windows, and for one query."""
+    """Warpgroups where tiles are full; a warp's rows for windows, and for one query."""
     whole = Attention(64, 6, 197, 197, 64)
     assert by_groups(whole, 132) and cycles(whole, 132) < cycles(Attention(64, 6, 256, 256, 64), 132)
     for other in (
         Attention(1024, 3, 49, 49, 32),
         Attention(8, 12, 1, 197, 64),
-        Attention(8, 12, 197, 197, 64, terms=1),
         Attention(4, 12, 128, 128, 128),
     ):
         assert not takes(other) and has_kernel(other) and not by_groups(other, 132)
     long = Attention(8, 12, 257, 257, 64)
     assert has_kernel(long) and by_groups(long, 132) and not has_kernel(replace(long, keys=273))
-    assert not has_kernel(replace(long, terms=1)) and not has_kernel(replace(long, keys=0))
+    assert not has_kernel(replace(long, terms=3)) and not has_kernel(replace(long, keys=0))
 
 
 def test_buffers_feed_all_groups() -> None:

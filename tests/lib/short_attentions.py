@@ -63,6 +63,9 @@ WHOLE_HEADS = {
     "more queries than keys": Case(1, 2, 130, 64, (), 49),
     "256 keys, two groups": Case(1, 2, 100, 64, (), 256),
     "257 keys, two products": Case(1, 2, 257, 64),
+    "a bias, odd keys": Case(2, 2, 67, 64, ((1, 2, 67, 67),)),
+    "a bias and padding": Case(4, 1, 66, 64, ((1, 1, 66, 66), (2, 1, 1, 66))),
+    "padding of 258 keys": Case(2, 2, 40, 64, ((2, 1, 1, 258),), 258),
 }
 """Of warpgroups."""
 

@@ -9,13 +9,15 @@ import torch
 from torch import Tensor
 
 from tilestream.cuda import driver
-from tilestream.cuda.beside import Address, LaneCall, launch, readable
+from tilestream.cuda.beside import Address, LaneCall, LaneKernel, launch, readable
 from tilestream.cuda.heads import LOG2_E, by_copies, heads_map
 from tilestream.ir.dtypes import DTYPES
 from tilestream.kernels.operators import head_attention
-from tilestream.kernels.operators.few_keys import Attention
-from tilestream.kernels.operators.short_attention import MOST_TERMS, by_groups, grid_of, kernel
+from tilestream.kernels.operators.few_keys import MOST_TERMS, Attention
+from tilestream.kernels.operators.short_attention import by_groups, grid_of, kernel
 from tilestream.kernels.parts.tensor_maps import Encode
+
+OPERANDS = ("query", "key", "value")
 
 
 def attention(query: Tensor, key: Tensor, value: Tensor, added: Sequence[Tensor], scale: float, safe: bool) -> Tensor:
@@ -45,38 +47,36 @@ def call(
     shape = (batches, heads, queries, keys, features)
     a = Attention(*shape, DTYPES[query.dtype], period, len(terms), paired, safe)
     out = query.new_empty(batches, queries, heads, features)
-    if by_groups(a, sms):
-        return _by_groups(a, (query, key, value, out), scale, sms, address, encode)
-    grid = grid_of(a, sms)
-    rows = [readable(t) for t in (query, key, value)]
-    values: dict[str, Any] = {"scale": scale}
-    values |= {name: address(t) for name, t in zip(("query", "key", "value"), rows, strict=True)}
     missing = MOST_TERMS - len(terms)
     strides = [size * n for t in terms for n in t.stride()[:3]]
+    values: dict[str, Any] = {"scale": scale, "heads": heads, "period": period}
     values |= {"added": [*map(address, terms), *[0] * missing], "added_bytes": [*strides, *[0] * (3 * missing)]}
+    made = _by_groups if by_groups(a, sms) else _by_lanes
+    chosen, ctas, more, held = made(a, (query, key, value), out, sms, address, encode)
+    if chosen.name == head_attention.NAME and not terms:
+        values["scale"] = scale * LOG2_E
+    return LaneCall(chosen, ctas if out.numel() else 0, values | more, [out], [*held, *terms])
+
+
+Made = tuple[LaneKernel, int, dict[str, Any], list[Tensor]]
+"""The kernel, how many CTAs have work, what of its argument is its own, and what it reads."""
+
+
+def _by_lanes(a: Attention, given: Sequence[Tensor], out: Tensor, sms: int, address: Address, encode: Encode) -> Made:
+    grid, rows, size = grid_of(a, sms), [readable(t) for t in given], out.element_size()
+    values: dict[str, Any] = {name: address(t) for name, t in zip(OPERANDS, rows, strict=True)}
     for k, name in enumerate(("batch_bytes", "head_bytes", "row_bytes")):
         values[name] = [t.stride(k) * size for t in rows]
-    values |= {"out": address(out), "heads": heads, "period": period, "turns": a.turns, "each": grid.each}
-    return LaneCall(kernel(a, grid), grid.ctas(a) if out.numel() else 0, values, [out], [*rows, *terms])
+    values |= {"out": address(out), "turns": a.turns, "each": grid.each}
+    return kernel(a, grid), grid.ctas(a), values, rows
 
 
-def _by_groups(
-    a: Attention,
-    tensors: Sequence[Tensor],
-    scale: float,
-    sms: int,
-    address: Address,
-    encode: Encode,
-) -> LaneCall:
-    """``tensors``: queries, keys, values [batches, heads, rows, features] and the result, by tokens."""
-    *given, out = tensors
+def _by_groups(a: Attention, given: Sequence[Tensor], out: Tensor, sms: int, address: Address, encode: Encode) -> Made:
     held = [*map(by_copies, given), out.transpose(1, 2)]
     boxes = (head_attention.ROWS, *2 * (head_attention.box_rows(a),), head_attention.ROWS)
-    values: dict[str, Any] = {"batches": a.batches, "heads": a.heads, "scale": scale * LOG2_E}
-    for name, t, rows in zip(("query", "key", "value", "out"), held, boxes, strict=True):
-        values[name] = encode(heads_map(t, rows, address))
-    ctas = min(head_attention.tiles(a), sms)
-    return LaneCall(head_attention.kernel(a), ctas if out.numel() else 0, values, [out], held)
+    maps = [encode(heads_map(t, rows, address)) for t, rows in zip(held, boxes, strict=True)]
+    values: dict[str, Any] = {"batches": a.batches, **dict(zip((*OPERANDS, "out"), maps, strict=True))}
+    return head_attention.kernel(a), min(head_attention.tiles(a), sms), values, held
 
 
 def _rows(t: Tensor, keys: int) -> Tensor:

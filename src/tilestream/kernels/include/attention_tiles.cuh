@@ -40,14 +40,15 @@ TS_DEV void add_values(Results& out, const Packed<BLOCKS>& weights, u32 values) 
   for (int k = 0; k < BLOCKS / 2; ++k) MmaRows<DTYPE, FEATURE_BLOCKS>::registers(out, weights, 4 * k, of_values + 128 * k);
   mma_commit();
 }
-// Divided by the sums, to the queries' place, for bulk copies by the group's leader. A row of which no pair is kept is zero.
-TS_DEV void put_results(u32 mine, int g, RowVector& sum, Results& out) {
+// Divided by the sums, to the queries' place, for bulk copies by the group's leader. A row of which no pair is kept is zero, or
+// no number where that is not `safe`.
+TS_DEV void put_results(u32 mine, int g, RowVector& sum, Results& out, bool safe = true) {
   row_sum(sum);
   TS_LANES {
     const u32 t = TS_LANE;
     float over[2];
 #pragma unroll
-    for (int j = 0; j < 2; ++j) over[j] = TS_REG(sum, j) == 0.0f ? 0.0f : 1.0f / TS_REG(sum, j);
+    for (int j = 0; j < 2; ++j) over[j] = safe && TS_REG(sum, j) == 0.0f ? 0.0f : 1.0f / TS_REG(sum, j);
 #pragma unroll
     for (int i = 0; i < FEATURE_BLOCKS; i += 2) {
       u32 v[2][2];

@@ -1,11 +1,11 @@
-// Attention over at most 272 keys by warpgroups: softmax(scale * Q K.T) V, where a head's keys and values lie whole in shared
+// Attention over at most 272 keys by warpgroups: softmax(scale * Q K.T + what is added) V, where a head's keys and values lie whole in shared
 // memory, and the scores of 64 queries whole in the registers of a warpgroup.
 //
 // Tiles of 64 queries are counted over all heads, and a CTA has some that follow each other: GROUPS consumers take them in turns,
 // so that one multiplies while others are in their softmax. A producer brings what a CTA has of a head, BUFFERS of them at a time.
 //
-// Compiled for DTYPE, FEATURES (of a head, at most 64), QUERIES, KEYS, BUFFERS and GROUPS, behind HeadAttentionParams
-// (head_attention.py). ptxas refuses scores of over 200 keys to three groups, whose lanes are launched with 128 registers.
+// Compiled for DTYPE, FEATURES (of a head, at most 64), QUERIES, KEYS, BUFFERS, GROUPS, TERMS (of what is added),
+// PAIRED (two keys of them are a word) and SAFE, behind HeadAttentionParams (head_attention.py). ptxas refuses scores of over 200 keys to three groups, whose lanes are launched with 128 registers.
 #pragma once
 #include "attention_tiles.cuh"
 
@@ -88,7 +88,40 @@ TS_DEV void largest(Fragment<COUNT>& s, int first, RowVector& most) {
     }
   }
 }
-// Scores become weights, which `sum` gets. A warp none of whose rows is a query has nothing to weigh.
+// Scores times the scale, and what is added to them: of a sequence that of its place in a period. A few blocks of keys at a time,
+// so that not all are asked for before, with registers for all.
+template <int COUNT>
+TS_DEV void add_terms(const Params& p, const Part& part, Fragment<COUNT>& s, int first, int tile) {
+  TS_LANES {
+    const u32 t = TS_LANE;
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) {
+      if (i % 4 == 0) sync_warp();
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        const int row = tile * ROWS + row_of(t, j), query = row < QUERIES ? row : QUERIES - 1, key = 8 * first + col_of(t, i);
+        const bool whole = 8 * (first + i) + 8 <= KEYS;
+        float more[2] = {};
+#pragma unroll
+        for (int n = 0; n < TERMS; ++n) {
+          const long long* const stride = p.added_bytes + 3 * n;  // of group, head, query
+          const char* const at = p.added[n] + part.batch % p.period * stride[0] + part.head * stride[1] + query * stride[2];
+          if (PAIRED && (whole || key < KEYS)) {
+            const u32 both = *(const u32*)(at + 2 * key);
+            more[0] += DTYPE::low(both), more[1] += DTYPE::high(both);
+          }
+#pragma unroll
+          for (int k = 0; k < 2 && !PAIRED; ++k)
+            if (whole || key + k < KEYS) more[k] += DTYPE::low(*(const u16*)(at + 2 * (key + k)));
+        }
+#pragma unroll
+        for (int k = 0; k < 2; ++k) TS_REG(s, 4 * i + 2 * j + k) = fma_(TS_REG(s, 4 * i + 2 * j + k), p.scale, more[k]);
+      }
+    }
+  }
+}
+// Scores become weights, which `sum` gets. With terms they are scaled already, and are not multiplied before the largest is
+// taken away: the lowest numbers of a mask times log2(e) are no number. A warp none of whose rows is a query has nothing to weigh.
 template <int COUNT>
 TS_DEV void weigh(Fragment<COUNT>& s, const RowVector& most, RowVector& sum, int rows, float scale) {
   TS_LANES {
@@ -96,12 +129,12 @@ TS_DEV void weigh(Fragment<COUNT>& s, const RowVector& most, RowVector& sum, int
     if ((int)(t / 32 * 16) < rows) {
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
-        const float now = TS_REG(most, j), from = now == nothing() ? 0.0f : now * scale;
+        const float now = TS_REG(most, j) == nothing() ? 0.0f : TS_REG(most, j), from = now * scale;
         float all[2] = {TS_REG(sum, j), 0.0f};
 #pragma unroll
         for (int k = 0; k < 2 * COUNT; ++k) {
           float& x = TS_REG(s, k / 2 * 4 + 2 * j + k % 2);
-          x = ex2(fma_(x, scale, -from));
+          x = ex2(TERMS ? (x - now) * 1.4426950408889634f : fma_(x, scale, -from));
           all[k % 2] += x;
         }
         TS_REG(sum, j) = all[0] + all[1];
@@ -126,6 +159,10 @@ TS_DEV void attend_tile(const Params& p, const Part& part, int tile, u32 buffer,
   pin(s);
   if constexpr (LEFT > 0) pin(left);
   if (!last) named_arrive(TURNS + (g + 1) % GROUPS, 256);
+  if constexpr (TERMS > 0) {
+    add_terms(p, part, s, 0, tile);
+    if (LEFT) add_terms(p, part, left, BLOCKS, tile);
+  }
   fill_rows(most, nothing());
   fill_rows(sum, 0.0f);
   largest(s, 0, most);
@@ -144,7 +181,7 @@ TS_DEV void attend_tile(const Params& p, const Part& part, int tile, u32 buffer,
   if constexpr (LEFT > 0) add_values(out, last_weights, buffer + VALUES_AT + BLOCKS * 8 * 128);
   mma_wait<0>();
   pin(out);
-  put_results(query, g, sum, out);
+  put_results(query, g, sum, out, SAFE);
   if (!group_leader()) return;
   tma_store_heads(&p.out, 0, tile * ROWS, part.head, part.batch, query);
   store_commit();

@@ -13,6 +13,8 @@ from tilestream.ir.read import axes, program, tensors
 
 TILE = 16
 """Queries of a warp at a time."""
+MOST_TERMS = 2
+"""Of what is added to scores: a bias and a mask."""
 START = 2000.0
 """Cycles of a launch until the first heads are in shared memory: as ``head_attention``'s others."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from math import ceil
 
-from tilestream.kernels.operators.few_keys import START, Attention
+from tilestream.kernels.operators.few_keys import MOST_TERMS, START, Attention
 from tilestream.kernels.operators.lanes import LaneKernel
 from tilestream.kernels.parts.mma import by_rows, specialisation
 from tilestream.kernels.parts.params import MAP, Field, Struct
@@ -19,25 +19,26 @@ MOST_BLOCKS, MOST_OF_THREE, MOST_SHARED = 32, 200, 232_448
 bytes of shared memory of a CTA."""
 STEP, WEIGHT = 32.0, 8.0
 """Cycles of the hardware: of a product's step of 64 columns, 16 deep; of a warp's 32 exponentials."""
-TURN = 250.0
-"""Cycles of a tile besides. Fitted on 13 sizes on an H200, with ``START``; products and exponentials are added up,
-although other groups' run beside them."""
+TURN, ADDED = 250.0, 4.0
+"""Cycles of a tile besides, and of a number that is added to each of its rows, assumed. The first is fitted on 13
+sizes on an H200, with ``START``; products and exponentials are added up, although other groups' run beside them."""
 
 PARAMS = Struct(
     "HeadAttentionParams",
     (
         *(Field(MAP, name) for name in ("query", "key", "value", "out")),
-        Field("int", "batches"),
-        Field("int", "heads"),
-        Field("float", "scale", note="of scores, times log2(e)"),
+        Field("const char*", "added", MOST_TERMS, note="to scores"),
+        Field("long long", "added_bytes", 3 * MOST_TERMS, note="of each from group, head, query to the next"),
+        *(Field("int", name) for name in ("batches", "heads", "period")),
+        Field("float", "scale", note="of scores; times log2(e) where nothing is added"),
     ),
 )
 
 
 def takes(a: Attention) -> bool:
-    """Whether it computes an attention: nothing is added to scores, and most tiles are full."""
+    """Whether it computes an attention: most tiles are full, and two terms come by words, else registers spill."""
     fits = a.features == FEATURES and a.keys <= MOST_KEYS and buffers(a) > 0
-    return fits and a.terms == 0 and a.queries >= LEAST_QUERIES
+    return fits and a.queries >= LEAST_QUERIES and (a.terms < 2 or (a.terms == 2 and a.paired))
 
 
 def value_rows(a: Attention) -> int:
@@ -72,7 +73,8 @@ def groups(a: Attention) -> int:
 def cycles(a: Attention, sms: int) -> float:
     """Of an SM for its tiles."""
     product = 2 * STEP * ceil(a.keys / 16)
-    return START + ceil(tiles(a) / sms) * (product + WEIGHT * a.keys / 2 + TURN)
+    added = a.terms * ADDED * a.keys / (2 if a.paired else 1)
+    return START + ceil(tiles(a) / sms) * (product + WEIGHT * a.keys / 2 + added + TURN)
 
 
 @cache
@@ -81,6 +83,7 @@ def kernel(a: Attention) -> LaneKernel:
     blocks, features = ceil(a.keys / 8), a.features // 8
     defines = {"DTYPE": a.dtype, "FEATURES": a.features, "QUERIES": a.queries, "KEYS": a.keys}
     defines |= {"BUFFERS": buffers(a), "GROUPS": groups(a)}
+    defines |= {"TERMS": a.terms, "PAIRED": int(a.paired), "SAFE": str(a.safe).lower()}
     text = [f'#include "{name}.cuh"' for name in ("ptx", "math", "tile")]
     text += [f"#define {name} {value}" for name, value in defines.items()]
     widths = {min(blocks, MOST_BLOCKS), max(blocks - MOST_BLOCKS, 1)}  # the second is compiled where it is not used

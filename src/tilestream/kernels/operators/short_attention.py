@@ -12,16 +12,16 @@ from tilestream.devices import Device
 from tilestream.ir.mesh_traffic import mesh_traffic
 from tilestream.kernels.costs import Amount, Counts
 from tilestream.kernels.operators import head_attention
-from tilestream.kernels.operators.few_keys import START, TILE, Attention, pipeline
+from tilestream.kernels.operators.few_keys import MOST_TERMS, START, TILE, Attention, pipeline
 from tilestream.kernels.operators.lanes import LaneKernel, text_of
 from tilestream.kernels.parts.params import Field, Struct, pointers
 
 NAME = "tilestream_short_attention"
 FEATURES = (16, 32, 64, 128)
 """Of a head: vectors of a row are a power of two."""
-MOST_KEYS, MOST_WIDE, MOST_TERMS, LESS = 256, 128, 2, 40
-"""A lane has half as many scores in registers as there are keys, and of 128 features room for fewer; of what is added,
-a bias and a mask, each takes room of so many."""
+MOST_KEYS, MOST_WIDE, LESS = 256, 128, 40
+"""A lane has half as many scores in registers as there are keys, and of 128 features room for fewer; each of the
+terms that are added takes room of so many."""
 MOST_HELD = 64
 """Keys up to which a lane has room for what is added to its scores."""
 WARPS = 4
