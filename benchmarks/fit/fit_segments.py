@@ -2,12 +2,10 @@
 
     python -m benchmarks.fit.fit_segments               how far off it is as it stands, by set, by half and by kind
     python -m benchmarks.fit.fit_segments --fit         shares that fit the even kernels, and the errors with them
-    python -m benchmarks.fit.fit_segments --before      of kernels as they were when they were measured first
 
 From ``ragged_kernels.json`` (``benchmarks.run.ragged_kernels``). Each half is of all sets that are there, the third one
-aside, which nothing is fitted to. Graphs are drawn again on the CPU: other lists of the same kind. With ``--before``
-weights of edges are taken to be in the rows that decide how many edges are under way, loops are counted as they were,
-and uniform graphs are left out, whose senders were their receivers then. No GPU; some minutes with ``--fit``.
+aside, which nothing is fitted to. Graphs are drawn again on the CPU: other lists of the same kind. The shares as they stand
+were fitted to times of former kernels, 65 of both sets (those of commit 95af344d). No GPU; minutes with ``--fit``.
 """
 
 from __future__ import annotations
@@ -16,10 +14,8 @@ import argparse
 import json
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from math import exp, log
-from unittest import mock
 
 import torch
 
@@ -28,9 +24,8 @@ from benchmarks.run.ragged_kernels import RESULT
 from tilestream import devices
 from tilestream.ir.lengths import Lengths, Sizes, sizes_of
 from tilestream.kernels.families import kernel_of
-from tilestream.kernels.segments import cost, layout
+from tilestream.kernels.segments import cost
 from tilestream.kernels.segments.kernel import SegmentsKernel
-from tilestream.kernels.segments.model import Pass, Program
 from tilestream.simulator import launch, ragged
 
 H200 = devices.get("h200")
@@ -38,7 +33,6 @@ FITTED = ("launch", "visit", "batch", "from_dram", "issued", "gathered")
 UNSEEN = ("third",)
 STIFF = 0.01
 """Weight of the square of how far a share moves, as a logarithm, from where it stands."""
-BEFORE = {"EDGE": 6.0, "INDEX": 4.0, "LOAD": 3.5}
 
 
 @dataclass(frozen=True)
@@ -65,11 +59,11 @@ class Measured:
         return self.kernel.cost(self.lengths.outer, H200, self.lengths.total).us
 
 
-def measured(before: bool) -> Iterator[Measured]:
+def measured() -> Iterator[Measured]:
     found = json.loads(RESULT.read_text(encoding="utf-8"))
     for of, data in found.items():
         for number, (case, row) in enumerate(zip(cases(of), data["rows"], strict=True)):
-            if "us" not in row or (before and case.graph == "uniform"):
+            if "us" not in row:
                 continue
             each = torch.bincount(case.index("cpu", number), minlength=case.nodes)
             lengths = Lengths.of(each.tolist())
@@ -77,27 +71,6 @@ def measured(before: bool) -> Iterator[Measured]:
             kernel = kernel_of(case.pipeline)
             assert isinstance(kernel, SegmentsKernel)
             yield Measured(case.name, of, number, case.graph, kernel, size, row["us"])
-
-
-def narrow_before(p: Program, at: layout.Layout, each: Pass) -> int:
-    """``in_flight`` where an edge's weight counted among its rows."""
-    words = layout.row_words(p, at, each)
-    if words <= layout.NARROW_WORDS and layout.sum_registers(p, at, each) <= layout.FEW_SUMS:
-        return 4
-    return 2 if words <= layout.LANE_BYTES else 1
-
-
-@contextmanager
-def as_measured(before: bool) -> Iterator[None]:
-    if not before:
-        yield
-        return
-    with ExitStack() as patches:
-        for module in (cost, ragged, layout):
-            patches.enter_context(mock.patch.object(module, "in_flight", narrow_before))
-        for name, instructions in BEFORE.items():
-            patches.enter_context(mock.patch.object(cost, name, instructions))
-        yield
 
 
 def errors(of: Sequence[Measured], how: Callable[[Measured], float]) -> list[float]:
@@ -129,20 +102,18 @@ def fit(of: Sequence[Measured]) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--fit", action="store_true")
-    parser.add_argument("--before", action="store_true")
     given = parser.parse_args()
-    every = list(measured(given.before))
+    every = list(measured())
     seen = [m for m in every if m.of not in UNSEEN]
     even, odd = ([m for m in seen if m.number % 2 == half] for half in (0, 1))
-    with as_measured(given.before):
-        if given.fit:
-            print(fit(even))
-        sets = {m.of: [other for other in every if other.of == m.of] for m in every}
-        kinds = {m.name.split()[0]: [o for o in seen if o.name.split()[0] == m.name.split()[0]] for m in seen}
-        graphs = {m.graph: [o for o in seen if o.graph == m.graph] for m in seen}
-        for name, of in {"even": even, "odd": odd, **sets, **kinds, **graphs}.items():
-            print(told(f"{name}, simulated", errors(of, Measured.simulated_us)))
-            print(told(f"{name}, closed form", errors(of, Measured.closed_us)))
+    if given.fit:
+        print(fit(even))
+    sets = {m.of: [other for other in every if other.of == m.of] for m in every}
+    kinds = {m.name.split()[0]: [o for o in seen if o.name.split()[0] == m.name.split()[0]] for m in seen}
+    graphs = {m.graph: [o for o in seen if o.graph == m.graph] for m in seen}
+    for name, of in {"even": even, "odd": odd, **sets, **kinds, **graphs}.items():
+        print(told(f"{name}, simulated", errors(of, Measured.simulated_us)))
+        print(told(f"{name}, closed form", errors(of, Measured.closed_us)))
 
 
 if __name__ == "__main__":

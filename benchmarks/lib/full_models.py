@@ -317,5 +317,5 @@ TRAINED = _table(
     *(replace((MODELS | FRESH | DRAWN)[name], name=f"{name}-training", training=True) for name in _TRAINED)
 )
 """Steps, forward and backward. The first three are the issue's; the others were named before any was measured."""
-SETS = {**INFERENCE, "training": TRAINED}
+SETS = {**INFERENCE, "steps": TRAINED}
 EVERY = MODELS | FRESH | DRAWN | TRAINED

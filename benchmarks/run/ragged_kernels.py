@@ -79,7 +79,7 @@ def measured(case: RaggedCase, seed: int) -> dict[str, Any]:
 
 def counted(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Those that were timed and are what they were meant to be."""
-    return [r for r in rows if r.get("us") and not r.get("left_out")]
+    return [r for r in rows if r.get("us")]
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:

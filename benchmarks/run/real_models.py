@@ -2,7 +2,7 @@
 
     python -m benchmarks.run.real_models                           those that the compiler is measured on
     python -m benchmarks.run.real_models fresh drawn               the twenty others, and 22 drawn by lot
-    python -m benchmarks.run.real_models training                  forward and backward of some of them
+    python -m benchmarks.run.real_models steps                     forward and backward of some of them
     python -m benchmarks.run.real_models bert-base gpt2            models by name, of either set
     python -m benchmarks.run.real_models --without max_autotune --seconds 300
     python -m benchmarks.run.real_models --cpu two-towers          a batch of one, on our reference machine
