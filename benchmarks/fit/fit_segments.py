@@ -4,8 +4,8 @@
     python -m benchmarks.fit.fit_segments --fit         shares that fit the even kernels, and the errors with them
 
 From ``ragged_kernels.json`` (``benchmarks.run.ragged_kernels``). Each half is of all sets that are there, the third one
-aside, which nothing is fitted to. Graphs are drawn again on the CPU: other lists of the same kind. The shares as they stand
-were fitted to times of former kernels, 65 of both sets (those of commit 95af344d). No GPU; minutes with ``--fit``.
+aside, which nothing is fitted to. Graphs are drawn again on the CPU: other lists of the same kind. The shares as they
+stand were fitted to times of former kernels, 65 of both sets (those of commit 95af344d). No GPU; minutes with ``--fit``.
 """
 
 from __future__ import annotations
