@@ -5,7 +5,7 @@
 
 From ``ragged_kernels.json`` (``benchmarks.run.ragged_kernels``). Each half is of all sets that are there, the third one
 aside, which nothing is fitted to. Graphs are drawn again on the CPU: other lists of the same kind. The shares as they
-stand were fitted to times of former kernels, 65 of both sets (those of commit 95af344d). No GPU; minutes with ``--fit``.
+stand were fitted to times of former kernels, 65 of both sets (commit 95af344d). No GPU; minutes with ``--fit``.
 """
 
 from __future__ import annotations
