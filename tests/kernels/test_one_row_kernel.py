@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from host_runs import check, is_caught
-from one_rows import cell, layer
+from one_rows import cell, columns_of_one, layer
 from programs import Program, chain
 from random_pipelines import tensors_for
 
@@ -38,6 +38,7 @@ CASES = {
     "a column a CTA": (cell(), H200),
     "more pieces than a lane loads at once": (layer(3336, 5), FEW),
     "jobs by turns": (layer(40, 700), FEW),
+    "columns of one": (columns_of_one(), FEW),
 }
 
 

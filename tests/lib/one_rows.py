@@ -42,6 +42,14 @@ def layer(depth: int, columns: int, dtype: str = "bf16") -> Pipeline:
     return p.build()
 
 
+def columns_of_one(width: int = 72, columns: int = 40) -> Pipeline:
+    """What is loaded of one column is multiplied with a row in front and with a product's columns."""
+    p = Program("columns of one")
+    x, scale = p.load("x", width), p.load("scale", 1)
+    p.store(p.op("mul", columns, p.linear(p.op("mul", width, x, scale), columns), p.load("gate", 1)))
+    return p.build()
+
+
 class GatedRecurrence(nn.Module):
     """``h = f h + (1 - f) v`` with gates of the row, ``y = x + W (h silu(g))``; the state is of float32."""
 

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Sequence
 from torch import fx
 
 from tilestream.graph.facts import Facts
-from tilestream.graph.nodes import is_gather, is_product, value
+from tilestream.graph.nodes import is_gather, is_product, tensor_of
 from tilestream.graph.rewrites.states import WRITE_STATES
 from tilestream.ir.tileops import OPS
 
@@ -29,60 +29,32 @@ def one_row_layers(nodes: Sequence[fx.Node], facts: Facts, taken: Collection[fx.
     if not any(n.target is WRITE_STATES for n in nodes):
         return
     own = {n for n in nodes if n not in taken and facts.rows(n) == 1 and not is_gather(n)}
-    turns = _Turns(own, facts)
-    for node in nodes:
-        turns.place(node)
-    turns.place_free(nodes)
-    for turn in sorted({*turns.at.values()} - {0}):
-        group = [n for n in nodes if n in own and turns.at[n] == turn]
+    places = _places(nodes, own, facts)
+    for turn in sorted({places[n] // 2 for n in own} - {0}):
+        group = [n for n in nodes if n in own and places[n] // 2 == turn]
         if any(map(is_product, group)):
             yield [group]
 
 
-class _Turns:
-    """In which launch each node is computed: 0 where it is made of arguments alone. Of a node that is not ``own``, the
-    launch behind which it can be."""
-
-    def __init__(self, own: Collection[fx.Node], facts: Facts) -> None:
-        self.own, self.facts = own, facts
-        self.at: dict[fx.Node, int] = {}
-        self.behind: set[fx.Node] = set()
-        self.lengths: dict[int, int] = {}
-
-    def place(self, node: fx.Node) -> None:
-        """Place a node behind all that it reads."""
-        whole = node not in self.own or is_product(node) or self._is_whole(node)
-        turn = max((self._ready(n, whole) for n in node.all_input_nodes), default=0)
-        if node not in self.own:
-            self.at[node] = max((self.at.get(n, 0) for n in node.all_input_nodes), default=0)
-            return
+def _places(nodes: Sequence[fx.Node], own: Collection[fx.Node], facts: Facts) -> dict[fx.Node, int]:
+    """Where each node is computed: 2 n in front of the products of launch n, 2 n + 1 behind them, 0 where it is made of
+    arguments alone and nobody reads it. Of a node that is not ``own``, the first place that can read it."""
+    places: dict[fx.Node, int] = {}
+    lengths: dict[int, int] = {}
+    for node in nodes:
+        read = [n for n in node.all_input_nodes if places.get(n)]
+        if node not in own:
+            places[node] = max((places[n] // 2 * 2 + 2 if n in own else places[n] for n in read), default=0)
+            continue
+        whole = is_product(node) or any(OPS[kind].family in WHOLE for kind in facts.kinds[node])
+        place = max((places[n] + (places[n] % 2 if whole else 0) for n in read), default=0)
         if is_product(node):
-            turn, length = max(turn, 1), self._length(node)
-            while self.lengths.setdefault(turn, length) != length:
-                turn += 1
-        if turn and (
-            is_product(node) or any(self.at.get(n) == turn and n in self.behind for n in node.all_input_nodes)
-        ):
-            self.behind.add(node)
-        self.at[node] = turn
-
-    def place_free(self, nodes: Sequence[fx.Node]) -> None:
-        """What is made of arguments alone is computed where it is read first."""
-        for node in reversed(nodes):
-            if node in self.own and not self.at[node]:
-                self.at[node] = min((t for u in node.users if u in self.own and (t := self.at[u])), default=0)
-
-    def _ready(self, node: fx.Node, whole: bool) -> int:
-        """The first launch that has a value, or the ``whole`` row of it."""
-        turn = self.at.get(node, 0)
-        later = node not in self.own or (whole and node in self.behind)
-        return turn + 1 if turn and later else turn
-
-    def _is_whole(self, node: fx.Node) -> bool:
-        return any(OPS[kind].family in WHOLE for kind in self.facts.kinds[node])
-
-    def _length(self, product: fx.Node) -> int:
-        (read,) = self.facts.tiles[product]
-        fake = value(read)
-        assert fake is not None
-        return int(fake.shape[-1])
+            length, place = tensor_of(*facts.tiles[node]).shape[-1], max(place, 2)
+            while lengths.setdefault(place, length) != length:
+                place += 2
+            place += 1
+        places[node] = place
+    for node in reversed(nodes):  # what is made of arguments alone is computed where it is read first
+        if not places[node]:
+            places[node] = min((places[u] for u in node.users if u in own and places[u]), default=0)
+    return places

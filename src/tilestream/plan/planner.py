@@ -183,12 +183,9 @@ def shortlist(
     wanted = {id(c) for c in (*shared[: most[0]], *others[: most[1]])}
     vertical_us = min((prediction_of(c) for c in others if c.strategy == "vertical"), default=math.inf)
 
-    # What no measurement stands behind drives nothing out.
-    best_us = min((prediction_of(c) for c in legal if c.detail != few_rows.ONE_ROW), default=math.inf)
-
     def hopeless(c: Candidate) -> bool:
         limit = margins.HOPELESS_SHARED if c.strategy == few_rows.STRATEGY else margins.HOPELESS
-        return prediction_of(c) > limit * best_us
+        return prediction_of(c) > limit * prediction_of(legal[0])
 
     dealt_us = min((prediction_of(c) for c in others if c.detail == many_rows.TILED.detail), default=math.inf)
 

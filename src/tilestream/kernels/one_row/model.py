@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tilestream.errors import IRError, VerifyError
-from tilestream.ir.axes import ROWS, At, View
+from tilestream.ir.axes import At
 from tilestream.ir.derive import WRITES
 from tilestream.ir.once import once
 from tilestream.ir.pipeline import DTYPE_BYTES, Pipeline, TileOp
@@ -23,18 +23,21 @@ MOST_PRODUCTS = 8
 
 @dataclass(frozen=True)
 class Group:
-    """Products whose columns go together, and what is made of the sums of each column.
+    """Products of so many ``columns``, which go together, and what is made of the sums of each column.
 
     Attributes:
-        axis, columns: of the products.
         behind: elementwise ops and loads, in order, behind products and beside them.
     """
 
-    axis: str
     columns: int
     products: tuple[TileOp, ...]
     behind: tuple[TileOp, ...]
     stores: tuple[TileOp, ...]
+
+    @property
+    def axis(self) -> str:
+        """Of the columns of its first product."""
+        return self.products[0].result_axes[-1]
 
 
 @dataclass(frozen=True)
@@ -52,13 +55,8 @@ class OneRow:
     front: tuple[TileOp, ...]
     stores: tuple[TileOp, ...]
     operands: tuple[str, ...]
-    kept: tuple[str, ...]
+    kept: tuple[TileOp, ...]
     groups: tuple[Group, ...]
-
-    @property
-    def columns(self) -> int:
-        """Of the widest group."""
-        return max(group.columns for group in self.groups)
 
 
 def is_one_row(program: Pipeline) -> bool:
@@ -76,106 +74,70 @@ def find(program: Pipeline) -> OneRow:
     Raises:
         VerifyError: it is something else; says what does not fit.
     """
-    written = plain(program)
-    if len(written.stages) != 1:
-        raise _refusal(f"pipeline {program.name!r} has {len(written.stages)} stages")
-    ops = written.stages[0].ops
-    makers = {op.made.name: op for op in ops if op.out is not None}
+    stage, *others = plain(program).stages
+    ops, makers = stage.ops, stage.makers
     products = [op for op in ops if op.kind == "product"]
+    if others or not products:
+        raise _refusal(f"it has {len(products)} products in {1 + len(others)} stages")
     behind: set[str] = set()
-    for op in ops:
-        if op.out is not None and (op.kind == "product" or not behind.isdisjoint(op.ins)):
-            behind.add(op.made.name)
-    operands = tuple(dict.fromkeys(op.ins[0] for op in products if op.ins))
-    early = [op for op in ops if op.kind in WRITES and op.ins[0] not in behind]
+    for name, op in makers.items():
+        behind |= {name} if op in products or not behind.isdisjoint(op.ins) else set()
+    early = tuple(op for op in ops if op.kind in WRITES and op.ins[0] not in behind)
+    operands = tuple(dict.fromkeys(name for op in products for name in op.ins))
+    whole = (name for name, op in makers.items() if OPS[op.kind].family == "reduce")  # each CTA makes all of them
+    front = reached([*operands, *(op.ins[0] for op in early), *whole], lambda name: makers[name].ins)
 
-    def inputs(name: str) -> Iterable[str]:
-        return makers[name].ins
+    def again(name: str) -> Iterable[str]:
+        """What a column reads for itself; of what is made in front only what is loaded."""
+        read = makers[name].ins if name not in front and makers[name].kind != "product" else ()
+        return [n for n in read if n not in front or makers[n].kind == "load"]
 
-    front = reached([*operands, *(op.ins[0] for op in early)], inputs)
-    beside = {n for op in ops if op.out is None or op.made.name in behind for n in op.ins} - behind - front
-    sums = [n for n in reached(beside, inputs) if OPS[makers[n].kind].family == "reduce"]
-    front |= reached(sums, inputs)  # a value of the whole row is each CTA's
-    beside = reached(beside, inputs) - front
-    if not products or not front.isdisjoint(behind):
-        raise _refusal("a product reads what is made of another" if products else "it has no product")
-    groups = _groups(ops, products, behind, beside, makers)
-    kept = {n for g in groups for op in g.behind if op.kind != "load" for n in op.ins if n in front}
-    made = OneRow(
-        _width(makers[operands[0]]), makers[operands[0]].made.dtype,
-        tuple(op for op in ops if op.out is not None and op.made.name in front), tuple(early), operands,
-        tuple(n for n in makers if n in kept and makers[n].kind != "load"), groups,
-    )  # fmt: skip
-    _check(made, written)
-    return made
-
-
-def _width(op: TileOp) -> int:
-    return op.made.features
-
-
-def _groups(
-    ops: Iterable[TileOp], products: list[TileOp], behind: set[str], beside: set[str], makers: dict[str, TileOp]
-) -> tuple[Group, ...]:
-    """Products that one op reads, directly or not, are one group."""
-    groups: list[set[str]] = [{op.made.name} for op in products]
-    for op in ops:
-        mine = [g for g in groups if not g.isdisjoint(op.ins)]
-        if mine and op.kind != "product":
-            joined = set[str]().union(*mine, {op.made.name} if op.out is not None else ())
-            groups = [g for g in groups if g not in mine] + [joined]
-    found = []
-    for group in sorted(groups, key=lambda g: min([*makers].index(n) for n in g)):
-        own = [op for op in products if op.made.name in group]
-        private = reached([n for m in group for n in makers[m].ins if n in beside], lambda n: makers[n].ins)
-        members = (group | (private & beside)) - {op.made.name for op in own}
-        columns = next(a for a in own[0].made.axes if a != ROWS) if own[0].made.features > 1 else None
-        if columns is None or columns.size is None or any(_width(op) != columns.size for op in own):
-            raise _refusal("products of one group have other columns")
-        stores = tuple(op for op in ops if op.kind in WRITES and op.ins[0] in group)
-        inside = tuple(op for op in ops if op.out is not None and op.made.name in members)
-        found.append(Group(columns.name, columns.size, tuple(own), inside, stores))
-    return tuple(found)
+    groups: list[Group] = []
+    for columns in dict.fromkeys(op.made.features for name, op in makers.items() if name in behind):
+        inside = reached((n for n in behind if makers[n].made.features == columns), again)
+        own = tuple(op for op in products if op.made.features == columns)
+        stores = tuple(op for op in ops if op.kind in WRITES and op not in early and op.ins[0] in inside)
+        made = tuple(op for name, op in makers.items() if name in inside and op not in own)
+        groups.append(Group(columns, own, made, stores))
+    read = {name for g in groups for op in g.behind for name in op.ins}
+    kept = tuple(op for name, op in makers.items() if name in read & front and op.kind != "load")
+    operand = makers[operands[0]].made if operands else products[0].made
+    rows = tuple(op for name, op in makers.items() if name in front)
+    found = OneRow(operand.features, operand.dtype, rows, early, operands, kept, tuple(groups))
+    if not front.isdisjoint(behind):
+        raise _refusal("it makes a whole row, or the operand of a product, of a product's result")
+    _check(found, program, [op for op in ops if op.kind in WRITES])
+    return found
 
 
-def _check(made: OneRow, written: Pipeline) -> None:
+def _check(found: OneRow, program: Pipeline, stores: Iterable[TileOp]) -> None:
     """Refuse what the generator does not write."""
-    if made.depth % PIECE or made.depth > MOST_DEPTH:
-        raise _refusal(f"its products sum over {made.depth} columns, no multiple of {PIECE} up to {MOST_DEPTH}")
-    for op in made.front:
-        if _width(op) not in (1, made.depth) or not _fits(op, ("unary", "binary", "reduce")):
-            raise _refusal(f"{op.kind} at {op.source} makes {_width(op)} of {made.depth} columns in front")
-    for group in made.groups:
-        if len(group.products) > MOST_PRODUCTS:
-            raise _refusal(f"{len(group.products)} products have one column")
-        for op in group.behind:
-            if _width(op) not in (1, group.columns) or not _fits(op, ("unary", "binary")):
-                raise _refusal(f"{op.kind} at {op.source} makes {_width(op)} of {group.columns} columns behind")
-        for op in group.products:
-            read = {written.tensor(op.params[0]).dtype, written.tiles()[op.ins[0]].dtype}
-            depth = {n: _width_of(written, n) for n in op.ins}
-            if len(op.tensors) != 1 or read != {made.dtype} or DTYPE_BYTES[made.dtype] != 2:
+    depth, makers = found.depth, {op.made.name: op for op in found.front}
+    if depth % PIECE or depth > MOST_DEPTH:
+        raise _refusal(f"its products sum over {depth} columns, no multiple of {PIECE} up to {MOST_DEPTH}")
+    for op in found.front:
+        _fits(op, depth, ("unary", "binary", "reduce"))
+    for g in found.groups:
+        for op in g.behind:
+            _fits(op, g.columns, ("unary", "binary"))
+        if not 1 <= len(g.products) <= MOST_PRODUCTS or g.columns == 1:
+            raise _refusal(f"{len(g.products)} products have {g.columns} columns each")
+        for op in g.products:
+            read = {*(program.tensor(n).dtype for n in op.params), *(makers[n].made.dtype for n in op.ins)}
+            if len(op.ins) != 1 or len(op.params) != 1 or read != {found.dtype} or DTYPE_BYTES[found.dtype] != 2:
                 raise _refusal(f"a product reads {' and '.join(sorted(read))}, and not one 16-bit dtype")
-            if {*depth.values()} != {made.depth} or op.combine != "sum":
-                raise _refusal(f"products sum over {made.depth} and {[*depth.values()]} columns")
-    if any(op.kind != "store" for op in (*made.stores, *(s for g in made.groups for s in g.stores))):
+            if makers[op.ins[0]].made.features != depth or op.combine != "sum":
+                raise _refusal(f"products sum over {depth} and {makers[op.ins[0]].made.features} columns")
+    if any(op.kind != "store" for op in stores):
         raise _refusal("it adds to memory")
 
 
-def _width_of(written: Pipeline, tile: str) -> int:
-    return written.tiles()[tile].features
-
-
-def _fits(op: TileOp, families: Iterable[str]) -> bool:
-    """Whether an op is a load of rows, or one of ``families`` over whole tiles under their own columns."""
-    if op.kind == "load":
-        at = op.views[-1].at or ()
-        return len(op.tensors) == 1 and len(at) == 2 and not (at[0].index or at[1].offset or at[1].strides)
-    return OPS[op.kind].family in families and all(map(_whole, op.views[: len(op.tiles)]))
-
-
-def _whole(view: View) -> bool:
-    return all(at == At(at.axes) for at in view.at or ())
+def _fits(op: TileOp, width: int, families: Iterable[str]) -> None:
+    """Refuse an op that is no load of rows, and none of ``families`` over tiles under their own columns."""
+    load = op.kind == "load"
+    plainly = all(at == At(at.axes) for v in (op.views if load else op.views[: len(op.tiles)]) for at in v.at or ())
+    if op.made.features not in (1, width) or not plainly or not (load or OPS[op.kind].family in families):
+        raise _refusal(f"{op.kind} at {op.source} makes {op.made.features} of {width} columns")
 
 
 def _refusal(why: str) -> VerifyError:

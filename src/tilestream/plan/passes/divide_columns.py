@@ -10,7 +10,7 @@ from tilestream.ir.aliases import renamed
 from tilestream.ir.axes import ROWS, Level, Loop, Spread
 from tilestream.ir.pipeline import Pipeline, Stage, TileOp
 from tilestream.ir.plain import plain
-from tilestream.kernels.one_row.model import OneRow, find
+from tilestream.kernels.one_row.model import find
 
 DEPTH = "depth"
 
@@ -22,17 +22,19 @@ def divide_columns(program: Pipeline, device: Device) -> Pipeline:
         VerifyError: the program is nothing that a launch of one row computes.
     """
     row, written = find(program), plain(program)
-    ctas = ceil(row.columns / ceil(row.columns / device.sms))
-    ctas = min(ctas, *(g.columns for g in row.groups))
-    axes = {op: g.axis for g in row.groups for op in (*g.behind, *g.stores)}
-    ops = tuple(_under(op, row, axes.get(op, DEPTH)) for op in written.stages[0].ops)
+    widest = max(g.columns for g in row.groups)
+    ctas = min(ceil(widest / ceil(widest / device.sms)), *(g.columns for g in row.groups))
+    axes = {op: g.axis for g in row.groups for op in (*g.products, *g.behind, *g.stores) if op not in row.front}
+
+    def under(op: TileOp) -> TileOp:
+        """All columns have one name: those of products that are behind it, or what products sum over."""
+
+        def named(axis: str) -> str:
+            summed = op.kind == "product" and axis not in op.result_axes
+            return axis if axis == ROWS.name else DEPTH if summed else axes.get(op, DEPTH)
+
+        return renamed(op, named)
+
     mesh = (Spread(Level.GRID, ctas, tuple(g.axis for g in row.groups)),)
-    stage = Stage("shared", ops, (Loop(ROWS.name, 1),), mesh)
+    stage = Stage("shared", tuple(map(under, written.stages[0].ops)), (Loop(ROWS.name, 1),), mesh)
     return replace(written, stages=(stage,), strategy="one row")
-
-
-def _under(op: TileOp, row: OneRow, axis: str) -> TileOp:
-    """An op with all of its columns under one name: those of products that are behind it, or what products sum over."""
-    own = next((g.axis for g in row.groups if op in g.products), "")
-    columns = {a.name for a in op.made.axes} if own else set[str]()
-    return renamed(op, lambda a: a if a == ROWS.name else own if a in columns else axis)
