@@ -1,12 +1,14 @@
 """What kernels of each family can do: small models, one a feature, at sizes of each family, and what is made of them.
 
+Models have two layers; of a family whose kernels are single layers, the first alone.
+
 A cell works where one launch of the family's does all of the model; where not, it says what stands in the way.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -31,12 +33,13 @@ OPTIONS = Options(cache=False)
 
 @dataclass(frozen=True)
 class Size:
-    """Rows, and features in front of, between and behind the two layers of a model."""
+    """Rows, and features in front of, between and behind the two layers of a model; ``single``: the first alone."""
 
     rows: int
     wide: int
     hidden: int
     out: int
+    single: bool = False
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,7 @@ class Column:
 COLUMNS = (
     Column("stream", ("row stream",), Size(65_536, 64, 128, 64)),
     Column("product, few rows", ("shared tile",), Size(8, 1024, 4096, 1024)),
+    Column("one row", ("one row",), Size(1, 1024, 1024, 1024, single=True)),
     Column("product, many rows", ("tiled block",), Size(8192, 1024, 2048, 1024)),
     Column("gradients", ("gradients",), Size(65_536, 64, 128, 64), training=True),
     Column("segments", ("segments",), Size(100_000, 64, 64, 64), ragged=True),
@@ -71,14 +75,15 @@ class Fn(nn.Module):
         self.first = nn.Linear(front or s.wide, s.hidden, dtype=dtype)
         self.second = nn.Linear(s.hidden, s.out, dtype=dtype)
         self.front, self.behind = nn.LayerNorm(s.wide, dtype=dtype), nn.LayerNorm(s.out, dtype=dtype)
-        self.told = forward
+        self.told, self.single = forward, s.single
 
     def forward(self, *inputs: Tensor) -> object:
         return self.told(self, *inputs)
 
     def block(self, x: Tensor) -> Tensor:
         """With SiLU: a library's product takes in a GELU, and is then the faster one on many rows."""
-        return self.second(F.silu(self.first(x)))
+        y = F.silu(self.first(x))
+        return y if self.single else self.second(y)
 
 
 def rows(s: Size, width: int = 0, dtype: torch.dtype = torch.bfloat16) -> Tensor:
@@ -99,9 +104,11 @@ class Taps(nn.Module):
     def __init__(self, s: Size) -> None:
         super().__init__()
         self.first, self.second = nn.Conv2d(s.wide, s.hidden, 3, padding=1), nn.Conv2d(s.hidden, s.out, 1)
+        self.single = s.single
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.second(self.first(x).relu())
+        y = self.first(x).relu()
+        return y if self.single else self.second(y)
 
 
 def taps(s: Size) -> Made:
@@ -112,7 +119,7 @@ def taps(s: Size) -> Made:
 
 
 def odd_widths(s: Size) -> Made:
-    odd = Size(s.rows, s.wide - 3, s.hidden - 5, s.out - 1)
+    odd = replace(s, wide=s.wide - 3, hidden=s.hidden - 5, out=s.out - 1)
     return Fn(odd, lambda m, x: m.block(x)), (rows(odd),)
 
 
@@ -124,7 +131,8 @@ def weights_by_columns(s: Size) -> Made:
             self.second = nn.Parameter(torch.randn(s.hidden, s.out).bfloat16())
 
         def forward(self, x: Tensor) -> Tensor:
-            return F.silu(x @ self.first) @ self.second
+            y = F.silu(x @ self.first)
+            return y if s.single else y @ self.second
 
     return Turned(), (rows(s),)
 

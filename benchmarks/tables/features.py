@@ -22,7 +22,10 @@ def parts() -> dict[str, str]:
         found = {column.name: cell(feature, column) for column in COLUMNS}
         rows.append([feature, *(REFUSED if why else WORKS for why in found.values())])
         reasons += [f"- {feature}, {name}: {why}." for name, why in found.items() if why]
-    return {"features": table(["", *(c.name for c in COLUMNS)], rows, left=6), "refusals": "\n".join(reasons)}
+    return {
+        "features": table(["", *(c.name for c in COLUMNS)], rows, left=1 + len(COLUMNS)),
+        "refusals": "\n".join(reasons),
+    }
 
 
 def main() -> None:
