@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from one_rows import GatedRecurrence
+from one_rows import GatedRecurrence, recurrent
 from torch import Tensor, fx, nn
 
 from benchmarks.lib.recurrent_decoders import RecurrentDecoder
@@ -46,10 +46,7 @@ def test_a_layer_is_four_launches() -> None:
 
 
 def test_another_recurrence_is_two_launches() -> None:
-    model = nn.Sequential(*(GatedRecurrence(64, 96).bfloat16() for _ in range(2)))
-    for layer in model:
-        layer.state.data = layer.state.float()  # pyright: ignore[reportAttributeAccessIssue, reportCallIssue]
-    found = cuts_of(graph_of(model, torch.randn(1, 64, dtype=torch.bfloat16)))
+    found = cuts_of(graph_of(recurrent(64, 96), torch.randn(1, 64, dtype=torch.bfloat16)))
     assert [products for _, products in found] == [3, 1] * 2
 
 

@@ -66,3 +66,11 @@ class GatedRecurrence(nn.Module):
         state = forget * self.state + (1 - forget) * self.value(normed)
         self.state.copy_(state)
         return x + self.output(state.to(x.dtype) * nn.functional.silu(self.gate(normed)))
+
+
+def recurrent(width: int, hidden: int, layers: int = 2) -> nn.Sequential:
+    """Layers of bf16 whose states are float32."""
+    model = nn.Sequential(*(GatedRecurrence(width, hidden) for _ in range(layers))).bfloat16().eval()
+    for layer in model:
+        layer.state.data = layer.state.float()  # pyright: ignore[reportAttributeAccessIssue, reportCallIssue]
+    return model

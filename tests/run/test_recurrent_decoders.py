@@ -6,8 +6,7 @@ import copy
 
 import pytest
 import torch
-from one_rows import GatedRecurrence
-from torch import nn
+from one_rows import recurrent
 
 from benchmarks.lib.recurrent_decoders import RecurrentDecoder
 from tilestream.devices import get
@@ -63,9 +62,7 @@ def test_another_recurrence_and_its_states_are_as_eagers(monkeypatch: pytest.Mon
     start_early = around.start_early
     monkeypatch.setattr(around, "start_early", lambda *given: early.append(start_early(*given)))
     torch.manual_seed(1)
-    model = nn.Sequential(*(GatedRecurrence(64, 96) for _ in range(2))).bfloat16().eval()
-    for layer in model:
-        layer.state.data = layer.state.float()  # pyright: ignore[reportAttributeAccessIssue, reportCallIssue]
+    model = recurrent(64, 96)
     exact, eager = copy.deepcopy(model).double(), copy.deepcopy(model)
     compiled = torch.compile(model, backend=tilestream, options={"target": "reference"})
     for row in torch.randn(4, 1, 64, dtype=torch.bfloat16):
