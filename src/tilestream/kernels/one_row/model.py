@@ -47,7 +47,7 @@ class OneRow:
     Attributes:
         depth: columns of what products read, of which there are several ``operands``.
         front: loads, reductions and elementwise ops that make rows, in order. ``stores``: of these rows.
-        kept: rows, or values of the row, that columns read behind.
+        kept: what makes rows, or values of the row, that columns read behind.
     """
 
     depth: int
@@ -81,7 +81,8 @@ def find(program: Pipeline) -> OneRow:
         raise _refusal(f"it has {len(products)} products in {1 + len(others)} stages")
     behind: set[str] = set()
     for name, op in makers.items():
-        behind |= {name} if op in products or not behind.isdisjoint(op.ins) else set()
+        if op.kind == "product" or not behind.isdisjoint(op.ins):
+            behind.add(name)
     early = tuple(op for op in ops if op.kind in WRITES and op.ins[0] not in behind)
     operands = tuple(dict.fromkeys(name for op in products for name in op.ins))
     whole = (name for name, op in makers.items() if OPS[op.kind].family == "reduce")  # each CTA makes all of them
