@@ -28,6 +28,7 @@ PAGES = {
         "fresh",
         "seen",
         "fresh-and-seen",
+        "steps",
         "published",
         "main",
         "whole",
