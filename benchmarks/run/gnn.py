@@ -6,20 +6,19 @@
     python -m benchmarks.run.gnn --kernels FOLDER       also the kernels of cases that gain little, a file a case
     python -m benchmarks.run.gnn --cpu gin              tiny, on our reference machine: values alone
 
-The models are those of ``benchmarks/lib/gnn_models.py`` and ``masked_models.py``; inference and training steps without
-an optimizer (the mean square of the results, backward). Every model is compiled in a process of its own, all at once;
-then each is timed while the others wait: all its arms in one process, captured as CUDA graphs (in a plain loop
-where PyG synchronises), rounds interleaved, medians. Errors are relative, against the same model in float64, of all
-results or gradients as one vector; ``error_ratio`` is our error over eager's in the worst one. ``floor_us`` is the
-larger of FLOPs over 790 TFLOP/s and bytes over 4.3 TB/s, with the rows of nodes read once a layer. Needs an H100 or
-H200 and ``torch_geometric``. Results go to ``benchmarks/results/gnn.json``.
+The models are those of ``benchmarks/lib/gnn_models.py`` and ``masked_models.py``; inference, and training steps without
+an optimizer (the mean square of the results, backward). Each is compiled in a process of its own, all at once, then
+timed while the others wait: all arms in one process, as CUDA graphs (in a plain loop where PyG synchronises), rounds
+interleaved, medians. Errors are relative to the model in float64, of all results or gradients as one vector;
+``error_ratio``: ours over eager's in the worst one. ``floor_us``: FLOPs over 790 TFLOP/s, or bytes over 4.3 TB/s, rows
+of nodes read once a layer. ``chosen``: what our compiler chose, by which times. Needs an H100 or H200 and
+``torch_geometric``. Results go to ``benchmarks/results/gnn.json``.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
-import fcntl
 import functools
 import json
 import os
@@ -40,6 +39,8 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from benchmarks.lib import flops, gnn_models, masked_models
+from benchmarks.lib.alone import alone_when_timed
+from benchmarks.lib.choices import choices
 from benchmarks.lib.places import RESULTS, module_command
 from tilestream.run import oracle, timing
 from tilestream.run.backend import tilestream
@@ -50,10 +51,8 @@ AUTOTUNE_S, AUTOTUNE_CALLS = 45.0, 8.0
 """What max-autotune must have left to begin: so many seconds, and so many of Inductor's first calls (2 to 7.5 of them
 is what it took); a process in the middle of it when the time is up is lost with all its cases."""
 SETTINGS = {"TORCHINDUCTOR_COMPILE_THREADS": "2", "OMP_NUM_THREADS": "2"}
-MISSED = 1.5
-"""Over the best of the others: of cases that gain less, kernels are told."""
-LONGEST = 14
-"""Kernels told of a call."""
+MISSED, LONGEST = 1.5, 14
+"""Of cases that gain less over the best of the others kernels are told, so many of a call."""
 
 
 @dataclass
@@ -152,6 +151,7 @@ class Made:
     arms: dict[str, Callable[[], list[Tensor]]] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
     first_s: dict[str, float] = field(default_factory=dict)
+    chosen: list[str] = field(default_factory=list)
 
     def add(self, arm: str, cpu: bool) -> None:
         """Compile an arm and call it once."""
@@ -168,8 +168,9 @@ class Made:
                 function = compiled(arm, module, options if arm == "tilestream" else {})
             call = functools.partial(case.step, function, module, inputs)
             start = time.perf_counter()
-            call()
-            _settled()
+            with choices(self.chosen):
+                call()
+                _settled()
             self.first_s[arm] = time.perf_counter() - start
             self.arms[arm] = call
         except Exception as failure:
@@ -182,7 +183,7 @@ class Made:
         """Errors and times."""
         case = self.case
         row: dict[str, Any] = {"case": case.name, "plain": case.plain, "failed": self.failed, "first_s": self.first_s}
-        row |= {"errors": self._errors(row), **self._floor(), "us": {}}
+        row |= {"chosen": self.chosen, "errors": self._errors(row), **self._floor(), "us": {}}
         for arm in [a for a in self.arms if a not in row["errors"]]:
             del self.arms[arm]
         if cpu or case.plain:
@@ -330,18 +331,6 @@ def worker(group: str, given: argparse.Namespace, made_of: Callable[[str, bool],
         if not given.cpu:
             torch.cuda.empty_cache()
         print(json.dumps(row), flush=True)
-
-
-def alone_when_timed() -> None:
-    """While one process times what it chooses among, no other does."""
-    interleaved, lock = timing.interleaved, Path(tempfile.gettempdir()) / "tilestream_gnn.lock"
-
-    def locked(*given: Any, **named: Any) -> list[list[float]]:
-        with lock.open("w") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            return interleaved(*given, **named)
-
-    timing.interleaved = locked
 
 
 def _tell_kernels(one: Made, folder: Path) -> None:
