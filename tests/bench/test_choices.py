@@ -12,7 +12,7 @@ from tilestream.plan.chooser import Question, choose
 
 
 def test_each_choice_is_a_line_with_its_times() -> None:
-    candidates = Candidate("vertical", None, 3.0), Candidate(FALLBACK, None, 5.0)
+    candidates = Candidate("vertical", None, 3.0, operator="ours"), Candidate(FALLBACK, None, 5.0)
     question = Question("attention", 0, get("h200"), lambda: [], lambda: candidates)
     before = logging.getLogger(CHOOSER).level
     lines: list[str] = []
