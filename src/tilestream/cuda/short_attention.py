@@ -51,10 +51,11 @@ def call(
     strides = [size * n for t in terms for n in t.stride()[:3]]
     values: dict[str, Any] = {"scale": scale, "heads": heads, "period": period}
     values |= {"added": [*map(address, terms), *[0] * missing], "added_bytes": [*strides, *[0] * (3 * missing)]}
-    made = _by_groups if by_groups(a, sms) else _by_lanes
-    chosen, ctas, more, held = made(a, (query, key, value), out, sms, address, encode)
-    if chosen.name == head_attention.NAME and not terms:
-        values["scale"] = scale * LOG2_E
+    given = (query, key, value)
+    if by_groups(a, sms):
+        chosen, ctas, more, held = _by_groups(a, given, out, scale, sms, address, encode)
+    else:
+        chosen, ctas, more, held = _by_lanes(a, given, out, sms, address)
     return LaneCall(chosen, ctas if out.numel() else 0, values | more, [out], [*held, *terms])
 
 
@@ -62,7 +63,7 @@ Made = tuple[LaneKernel, int, dict[str, Any], list[Tensor]]
 """The kernel, how many CTAs have work, what of its argument is its own, and what it reads."""
 
 
-def _by_lanes(a: Attention, given: Sequence[Tensor], out: Tensor, sms: int, address: Address, encode: Encode) -> Made:
+def _by_lanes(a: Attention, given: Sequence[Tensor], out: Tensor, sms: int, address: Address) -> Made:
     grid, rows, size = grid_of(a, sms), [readable(t) for t in given], out.element_size()
     values: dict[str, Any] = {name: address(t) for name, t in zip(OPERANDS, rows, strict=True)}
     for k, name in enumerate(("batch_bytes", "head_bytes", "row_bytes")):
@@ -71,11 +72,14 @@ def _by_lanes(a: Attention, given: Sequence[Tensor], out: Tensor, sms: int, addr
     return kernel(a, grid), grid.ctas(a), values, rows
 
 
-def _by_groups(a: Attention, given: Sequence[Tensor], out: Tensor, sms: int, address: Address, encode: Encode) -> Made:
+def _by_groups(
+    a: Attention, given: Sequence[Tensor], out: Tensor, scale: float, sms: int, address: Address, encode: Encode
+) -> Made:
     held = [*map(by_copies, given), out.transpose(1, 2)]
     boxes = (head_attention.ROWS, *2 * (head_attention.box_rows(a),), head_attention.ROWS)
     maps = [encode(heads_map(t, rows, address)) for t, rows in zip(held, boxes, strict=True)]
     values: dict[str, Any] = {"batches": a.batches, **dict(zip((*OPERANDS, "out"), maps, strict=True))}
+    values["scale"] = scale if a.terms else scale * LOG2_E
     return head_attention.kernel(a), min(head_attention.tiles(a), sms), values, held
 
 

@@ -103,7 +103,7 @@ def place(owner: fx.GraphModule, site: Site) -> bool:
     def layer(rows: fx.Node) -> fx.Node:
         return call(site.node, aten.linear.default, rows, matrix_of(site), site.node.args[2])
 
-    placed = put_in_place(owner.graph, site, layer)
+    placed = put_in_place(owner.graph, site, layer) is not None
     if placed:
         settle(owner)
     return placed
@@ -116,8 +116,8 @@ def matrix_of(site: Site) -> fx.Node:
     return call(node, aten.reshape.default, lying, [patches.out, patches.features])
 
 
-def put_in_place(graph: fx.Graph, site: Site, layer: Callable[[fx.Node], fx.Node]) -> bool:
-    """Put a layer in the place of a convolution; whether it was.
+def put_in_place(graph: fx.Graph, site: Site, layer: Callable[[fx.Node], fx.Node]) -> fx.Node | None:
+    """Put a layer in the place of a convolution; its rows, None where it stays.
 
     Args:
         layer: makes of rows [images, y, x, features] the layer's, of ``out`` features.
@@ -126,7 +126,7 @@ def put_in_place(graph: fx.Graph, site: Site, layer: Callable[[fx.Node], fx.Node
     fake = node.meta["val"]
     changed = elsewhere(graph, node, fake.contiguous(memory_format=torch.channels_last))
     if changed is None and not fake.is_contiguous():
-        return False
+        return None
     (down, across), (ky, kx) = patches.grid, patches.kernel
     with graph.inserting_before(node):
         cut = call(node, aten.reshape.default, node.args[0], [-1, patches.channels, down, ky, across, kx])
@@ -139,4 +139,4 @@ def put_in_place(graph: fx.Graph, site: Site, layer: Callable[[fx.Node], fx.Node
     node.replace_all_uses_with(shown)
     for reader, val in (changed or {}).items():
         reader.meta["val"] = val
-    return True
+    return rows

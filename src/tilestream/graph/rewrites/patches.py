@@ -27,23 +27,25 @@ def _multiply(graph: fx.Graph, site: Site) -> bool:
     readers = [n for n in x.users if packet(n) is aten.convolution_backward and n.args[1] is x and n.args[2] is weight]
     if len(readers) != 1 or readers[0].args[-1][0] or patches.channels * x.meta["val"].element_size() % 16 == 0:  # pyright: ignore
         return False
-    flat: list[fx.Node] = []
+
+    def flat(like: fx.Node, rows: fx.Node) -> fx.Node:
+        return call(like, aten.view.default, rows, [-1, patches.features])
 
     def layer(rows: fx.Node) -> fx.Node:
         node = site.node
-        flat.append(call(node, aten.view.default, rows, [-1, patches.features]))
         turned = call(node, aten.t.default, matrix_of(site))
         product = (aten.mm.default,) if bias is None else (aten.addmm.default, bias)
-        made = call(node, *product, flat[0], turned)
+        made = call(node, *product, flat(node, rows), turned)
         return call(node, aten.view.default, made, [-1, *patches.grid, patches.out])
 
-    if not put_in_place(graph, site, layer):
+    cut = put_in_place(graph, site, layer)
+    if cut is None:
         return False
     back = readers[0]
     with graph.inserting_before(back):
         by_pixel = call(back, aten.permute.default, back.args[0], LAST)
         rows = call(back, aten.reshape.default, by_pixel, [-1, patches.out])
-        matrix = call(back, aten.mm.default, call(back, aten.t.default, rows), flat[0])
+        matrix = call(back, aten.mm.default, call(back, aten.t.default, rows), flat(back, cut))
         made = {1: call(back, aten.view.default, matrix, patches.kernel_shape)}
         if patches.last[1]:
             made[1] = call(back, aten.permute.default, made[1], FIRST)

@@ -12,12 +12,10 @@ import torch
 from torch import Tensor, fx
 
 from tilestream.graph.live import storage
-from tilestream.graph.nodes import argument, packet, tensor_of
+from tilestream.graph.nodes import argument, aten, packet, tensor_of
 from tilestream.graph.own import operator as own_operator
 from tilestream.graph.rewrites.insert import call
 from tilestream.graph.rewrites.settings import Settings
-
-aten = torch.ops.aten
 
 
 def written(states: list[Tensor], values: list[Tensor]) -> None:

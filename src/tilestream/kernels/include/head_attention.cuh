@@ -1,11 +1,11 @@
-// Attention over at most 272 keys by warpgroups: softmax(scale * Q K.T + what is added) V, where a head's keys and values lie whole in shared
-// memory, and the scores of 64 queries whole in the registers of a warpgroup.
+// Attention over at most 272 keys by warpgroups: softmax(scale * Q K.T + what is added) V, where a head's keys and values lie
+// whole in shared memory, and the scores of 64 queries whole in the registers of a warpgroup.
 //
 // Tiles of 64 queries are counted over all heads, and a CTA has some that follow each other: GROUPS consumers take them in turns,
 // so that one multiplies while others are in their softmax. A producer brings what a CTA has of a head, BUFFERS of them at a time.
 //
-// Compiled for DTYPE, FEATURES (of a head, at most 64), QUERIES, KEYS, BUFFERS, GROUPS, TERMS (of what is added),
-// PAIRED (two keys of them are a word) and SAFE, behind HeadAttentionParams (head_attention.py). ptxas refuses scores of over 200 keys to three groups, whose lanes are launched with 128 registers.
+// Compiled for DTYPE, FEATURES (at most 64), QUERIES, KEYS, BUFFERS, GROUPS (two above 200 keys: ptxas has no registers for the
+// scores of three), TERMS (that are added), PAIRED (two keys of them are a word) and SAFE, behind HeadAttentionParams.
 #pragma once
 #include "attention_tiles.cuh"
 
@@ -134,7 +134,7 @@ TS_DEV void weigh(Fragment<COUNT>& s, const RowVector& most, RowVector& sum, int
 #pragma unroll
         for (int k = 0; k < 2 * COUNT; ++k) {
           float& x = TS_REG(s, k / 2 * 4 + 2 * j + k % 2);
-          x = ex2(TERMS ? (x - now) * 1.4426950408889634f : fma_(x, scale, -from));
+          x = TERMS ? exp_(x - now) : ex2(fma_(x, scale, -from));
           all[k % 2] += x;
         }
         TS_REG(sum, j) = all[0] + all[1];
@@ -161,7 +161,7 @@ TS_DEV void attend_tile(const Params& p, const Part& part, int tile, u32 buffer,
   if (!last) named_arrive(TURNS + (g + 1) % GROUPS, 256);
   if constexpr (TERMS > 0) {
     add_terms(p, part, s, 0, tile);
-    if (LEFT) add_terms(p, part, left, BLOCKS, tile);
+    if constexpr (LEFT > 0) add_terms(p, part, left, BLOCKS, tile);
   }
   fill_rows(most, nothing());
   fill_rows(sum, 0.0f);

@@ -13,6 +13,8 @@ from tilestream.ir.read import axes, program, tensors
 
 TILE = 16
 """Queries of a warp at a time."""
+SHARED = 232_448
+"""Bytes of shared memory of an SM, and of a CTA at most."""
 MOST_TERMS = 2
 """Of what is added to scores: a bias and a mask."""
 START = 2000.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from math import ceil
 
-from tilestream.kernels.operators.few_keys import MOST_TERMS, START, Attention
+from tilestream.kernels.operators.few_keys import MOST_TERMS, SHARED, START, Attention
 from tilestream.kernels.operators.lanes import LaneKernel
 from tilestream.kernels.parts.mma import by_rows, specialisation
 from tilestream.kernels.parts.params import MAP, Field, Struct
@@ -14,9 +14,9 @@ NAME = "tilestream_head_attention"
 ROWS, CHUNK_BYTES, FEATURES, MOST_KEYS, LEAST_QUERIES = 64, 8192, 64, 272, 33
 """Queries of a tile, and its bytes; of a head, those of a chunk: of 32 half a chunk is empty, and lanes were faster in
 both sizes that were timed; keys of two products; queries that half fill a tile."""
-MOST_BLOCKS, MOST_OF_THREE, MOST_SHARED = 32, 200, 232_448
-"""Blocks of 8 keys of a product, and of a box; keys whose scores three warpgroups of an SM have registers for, not two;
-bytes of shared memory of a CTA."""
+MOST_BLOCKS, MOST_OF_THREE = 32, 200
+"""Blocks of 8 keys of a product, and of a box; keys up to which three warpgroups of an SM have registers for
+their scores; two above. ptxas refuses a product of more to three, whose lanes are launched with 128 registers."""
 STEP, WEIGHT = 32.0, 8.0
 """Cycles of the hardware: of a product's step of 64 columns, 16 deep; of a warp's 32 exponentials."""
 TURN, ADDED = 250.0, 4.0
@@ -62,7 +62,7 @@ def _buffer_bytes(a: Attention) -> int:
 
 def buffers(a: Attention) -> int:
     """Heads in shared memory at a time: two, or those of two tiles for each warpgroup."""
-    return min(max(2, ceil(2 * groups(a) / ceil(a.queries / ROWS))), MOST_SHARED // (_buffer_bytes(a) + 16))
+    return min(max(2, ceil(2 * groups(a) / ceil(a.queries / ROWS))), SHARED // (_buffer_bytes(a) + 16))
 
 
 def groups(a: Attention) -> int:

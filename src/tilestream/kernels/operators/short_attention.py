@@ -12,7 +12,7 @@ from tilestream.devices import Device
 from tilestream.ir.mesh_traffic import mesh_traffic
 from tilestream.kernels.costs import Amount, Counts
 from tilestream.kernels.operators import head_attention
-from tilestream.kernels.operators.few_keys import MOST_TERMS, START, TILE, Attention, pipeline
+from tilestream.kernels.operators.few_keys import MOST_TERMS, SHARED, START, TILE, Attention, pipeline
 from tilestream.kernels.operators.lanes import LaneKernel, text_of
 from tilestream.kernels.parts.params import Field, Struct, pointers
 
@@ -29,7 +29,7 @@ WARPS = 4
 OTHERS, UNHELD, MOST_REGISTERS = 28, 34, 256
 """Registers of a lane besides scores, what is added to them, queries and results; more where that is not held, and
 again where it is loaded; that it may have. Of machine code: no case spills."""
-REGISTERS, SHARED, MOST_RESIDENT = 65536, 232_448, 8
+REGISTERS, MOST_RESIDENT = 65536, 8
 """Of an SM; CTAs of it."""
 SCORE, SUM, ADDED, PRODUCT, STORED = 4.5, 2.0, 4.0, 1.5, 130.0
 """Issue slots of a lane: of a score; more of one that something is added to, and of reading a number of that; of a

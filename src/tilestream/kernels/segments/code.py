@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 
+from tilestream.ir.ways import reached
 from tilestream.kernels.parts.snippets import expression, literal
 from tilestream.kernels.parts.text import block, loop
 from tilestream.kernels.segments.layout import Layout, count, in_flight
 from tilestream.kernels.segments.memory import Access
-from tilestream.kernels.segments.model import Pass, Place, Program, Step
+from tilestream.kernels.segments.model import Pass, Place, Program, Step, made_of
 
 IDENTITY = {"sum": 0.0, "max": float("-inf"), "min": float("inf"), "mul": 1.0}
 ALIKE = ("cast", "copy", "load")
@@ -70,14 +72,8 @@ class Code:
 
     def _needed(self, each: Pass) -> set[str]:
         """Values of the node that a pass needs."""
-        found: set[str] = set()
-        left = [name for s in (*each.steps, *each.sums, *each.stores) for name in s.operands]
-        while left:
-            name = left.pop()
-            if name not in found and name in self.p.steps and name not in self.p.sums:
-                left += self.p.steps[name].operands
-            found.add(name)
-        return found
+        ends = [name for s in (*each.steps, *each.sums, *each.stores) for name in s.operands]
+        return reached(ends, lambda name: () if name in self.p.sums else made_of(self.p.steps, name))
 
     def _now(self, left: list[str], needed: set[str]) -> list[str]:
         """Statements of those of the values ``left`` that are ``needed``, in order; they are taken out."""
@@ -239,13 +235,7 @@ class PassCode:
 
     def _values(self, ends: Sequence[str]) -> list[str]:
         """Statements that make values of an edge, and all that they are made of, from its rows."""
-        wanted, left = set[str](), list(ends)
-        while left:
-            name = left.pop()
-            if name not in wanted and name in self.p.steps:
-                left += self.p.steps[name].operands
-            wanted.add(name)
-        lines = []
+        wanted, lines = reached(ends, partial(made_of, self.p.steps)), []
         for name, a in self.words.items():
             if name in wanted:
                 value = self.code.name(name)

@@ -14,8 +14,8 @@ LANE_BYTES = 16
 """What a lane loads at once, at most."""
 NARROW_WORDS, FEW_SUMS = 4, 16
 """Registers of a lane for an edge's rows, an edge's weight aside, and for sums, up to which four edges are on their way
-at once. GIN's sum of
-64 bf16 on 1,000,000 edges took 28 us with one, 27 with two, 23 with four and 29 with eight (H200)."""
+at once. GIN's sum of 64 bf16 on 1,000,000 edges took 28 us with one, 27 with two, 23 with four and 29 with eight
+(H200)."""
 RESIDENT = ((30, 12), (44, 10), (60, 8), (80, 5))
 """Registers of a lane for sums and edges on their way, and CTAs that an SM should hold then: other warps hide more than
 further edges of the same do, and busy nodes alone spill. GAT's 4 x 64: 121 us with 12, 142 with 8."""

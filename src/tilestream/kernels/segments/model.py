@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import partial
 from math import prod
 from typing import NoReturn
 
@@ -19,6 +20,7 @@ from tilestream.ir.axes import COMBINES, At, Axis, View
 from tilestream.ir.derive import WRITES
 from tilestream.ir.pipeline import DTYPE_BYTES, INDEX_BYTES, Pipeline, Tensor, TileOp
 from tilestream.ir.tileops import OPS
+from tilestream.ir.ways import reached
 from tilestream.kernels.segments.space import Space, space_of
 
 READS = ("copy", "load")
@@ -128,6 +130,11 @@ class Program:
     @property
     def stores(self) -> list[Step]:
         return [s for s in (*self.nodes, *(s for each in self.passes for s in each.stores)) if s.write is not None]
+
+
+def made_of(steps: Mapping[str, Step], value: str) -> tuple[str, ...]:
+    """The values that a value is made of; none of one that is read."""
+    return steps[value].operands if value in steps else ()
 
 
 def program(launch: Pipeline) -> Program:
@@ -321,23 +328,14 @@ class _Reader:
 
     def _behind(self, names: Iterable[str]) -> set[str]:
         """Values, and all that they are made of."""
-        found, left = set[str](), list(names)
-        while left:
-            name = left.pop()
-            if name not in found and name in self.steps:
-                left += self.steps[name].operands
-            found.add(name)
-        return found
+        return reached(names, partial(made_of, self.steps))
 
     def _pass(self, ends: Sequence[Step]) -> Pass:
-        wanted: set[str] = set()
-        left = [name for s in ends for name in s.operands]
-        while left:
-            name = left.pop()
-            if name in wanted or not self._is_of_edges(name):
-                continue
-            wanted.add(name)
-            left += self.steps[name].operands if name in self.steps else ()
+        def of_edges(names: Iterable[str]) -> list[str]:
+            return [name for name in names if self._is_of_edges(name)]
+
+        operands = of_edges(name for s in ends for name in s.operands)
+        wanted = reached(operands, lambda name: of_edges(made_of(self.steps, name)))
         return Pass(
             tuple(name for name in self.reads if name in wanted),
             tuple(s for name, s in self.steps.items() if name in wanted),
