@@ -17,7 +17,7 @@ from torch._inductor.decomposition import select_decomp_table
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tilestream.announce import STRICT
-from tilestream.run import inductor, prepare
+from tilestream.run import fallback, inductor, prepare
 from tilestream.run.decompose import decomposed, simplified
 
 pytestmark = pytest.mark.usefixtures("fresh")
@@ -94,6 +94,39 @@ def test_inputs_that_are_called_as_operators_are(turns: int):
     want = [*(v.t() for v in values[:turns]), *(v * (i + 1.0) for i, v in enumerate(values))]
     for got, by_nodes, exact in zip(made(*values), fx.Interpreter(made).run(*values), want, strict=True):
         assert torch.equal(got, exact) and torch.equal(by_nodes, exact)
+
+
+# -- layouts: Inductor saves neighbours of a convolution channels last, whatever the backward graph was traced with ----
+
+
+def heads_joined() -> tuple[fx.GraphModule, Tensor, Tensor]:
+    """A view that joins heads behind a saved value, and that value as it was traced and as it lies in memory."""
+    graph, mode = fx.Graph(), FakeTensorMode()
+    saved = graph.placeholder("saved")
+    with mode:
+        saved.meta["val"] = torch.empty(2, 7, 3, 5)
+    twice = graph.call_function(torch.ops.aten.mul.Tensor, (saved, 2.0))
+    graph.output((graph.call_function(torch.ops.aten.view.default, (twice, [2, 7, 15])),))
+    traced = torch.randn(2, 7, 3, 5)
+    return fx.GraphModule({}, graph), traced, traced.transpose(2, 3).contiguous().transpose(2, 3)
+
+
+def test_a_view_of_what_was_saved_in_another_layout_is_a_copy():
+    graph, traced, saved = heads_joined()
+    mode = graph.graph.find_nodes(op="placeholder")[0].meta["val"].fake_mode
+    made = decomposed(graph, [mode.from_tensor(saved)])
+    assert torch.equal(made(saved)[0], 2 * traced.reshape(2, 7, 15))
+
+
+def test_a_graph_that_runs_eagerly_is_given_the_layout_it_was_traced_with():
+    graph, traced, saved = heads_joined()
+
+    def fails(_: fx.GraphModule) -> Any:
+        raise RuntimeError("no compiler")
+
+    with pytest.raises(RuntimeError, match="view"):
+        graph(saved)
+    assert torch.equal(fallback.or_eager(fails, graph)([saved])[0], 2 * traced.reshape(2, 7, 15))
 
 
 # -- subgraphs that are compiled once ---------------------------------------------------------------------------------

@@ -27,14 +27,21 @@ def simplified(gm: fx.GraphModule, inputs: Sequence[Any]) -> fx.GraphModule:
 
 
 def decomposed(gm: fx.GraphModule, inputs: Sequence[Any]) -> fx.GraphModule:
-    """The graph traced again with Inductor's decompositions, under the fake tensors that it has."""
+    """The graph traced again with Inductor's decompositions, under the fake tensors that it has.
+
+    Inductor may lay what a forward graph saves out in another way than the backward graph was traced with (a
+    convolution's neighbours channels last). Then a view of it may be a copy.
+    """
     from torch._dispatch.python import enable_python_dispatcher
     from torch._guards import detect_fake_mode
     from torch._inductor.decomposition import select_decomp_table
+    from torch._inductor.fx_passes.post_grad import view_to_reshape
     from torch.fx.experimental.proxy_tensor import make_fx
     from torch.fx.traceback import preserve_node_meta
 
     relift(gm)
+    if any(moved(x, n.meta.get("val")) for x, n in zip(inputs, gm.graph.find_nodes(op="placeholder"), strict=True)):
+        view_to_reshape(gm)
     mode = detect_fake_mode(list(inputs))
 
     def run(*args: Any) -> Any:
@@ -56,6 +63,13 @@ def decomposed(gm: fx.GraphModule, inputs: Sequence[Any]) -> fx.GraphModule:
     new.graph.eliminate_dead_code()  # results that a trace takes apart and nobody wants: Inductor may not have them
     new.recompile()
     return new
+
+
+def moved(value: Any, traced: Any) -> bool:
+    """Whether a tensor has other strides than the one that a graph was traced with; symbolic ones are not compared."""
+    if not (isinstance(value, torch.Tensor) and isinstance(traced, torch.Tensor)):
+        return False
+    return any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in zip(value.stride(), traced.stride()))
 
 
 @contextlib.contextmanager

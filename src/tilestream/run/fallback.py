@@ -13,7 +13,7 @@ from tilestream.announce import announce, first_line, said_later
 from tilestream.graph.capture import boxed
 from tilestream.graph.modules import copied
 from tilestream.graph.rewrites.insert import mode_of
-from tilestream.run.decompose import simplified
+from tilestream.run.decompose import moved, simplified
 from tilestream.run.late_kernels import waiting_later
 
 log = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ def is_dynamos(failure: Exception) -> bool:
 
 def or_eager(compiled: Callable[[fx.GraphModule], Any], graph: fx.GraphModule) -> Any:
     """What ``compiled`` makes of a functional ATen graph; the graph itself, operator by operator, where it fails."""
-    return _or_else(lambda: compiled(graph), lambda: boxed(eager(graph)))
+    return _or_else(lambda: compiled(graph), lambda: boxed(_laid_out(graph)))
 
 
 def _or_else(compiled: Callable[[], Any], instead: Callable[[], Any]) -> Any:
@@ -113,6 +113,19 @@ def eager(graph: fx.GraphModule) -> Call:
             return forward(*values)
 
     return call
+
+
+def _laid_out(graph: fx.GraphModule) -> Call:
+    """``eager``, on values as they lay in memory when the graph was traced: what a forward graph saved may lie otherwise,
+    and kernels of attention then refuse it."""
+    run, traced = eager(graph), [n.meta.get("val") for n in graph.graph.find_nodes(op="placeholder")]
+
+    def laid_out(value: Any, like: Any) -> Any:
+        if not moved(value, like):
+            return value
+        return torch.empty_strided(value.shape, like.stride(), dtype=value.dtype, device=value.device).copy_(value)
+
+    return lambda values: run([laid_out(value, like) for value, like in zip(values, traced, strict=True)])
 
 
 def calls_eager() -> bool:
