@@ -22,6 +22,7 @@ from tilestream.graph.rewrites.depthwise import Taken, taken_in
 from tilestream.graph.rewrites.each import each
 from tilestream.graph.rewrites.insert import call
 from tilestream.graph.rewrites.narrow_pixels import narrow, side_by_side
+from tilestream.graph.rewrites.operators import JOINED
 from tilestream.graph.rewrites.settings import APART, Settings
 from tilestream.graph.sizes import expression
 
@@ -181,9 +182,9 @@ def _side_by_side(nodes: Sequence[fx.Node], eps: float) -> dict[fx.Node, tuple[f
 def _joined(kinds: list[list[Any]], made: Callable[..., fx.Node]) -> list[fx.Node]:
     """All vectors of each of ``kinds`` in one, fp32. Those of one dtype are joined at once: a kernel fewer each."""
     if len({v.meta["val"].dtype for vectors in kinds for v in vectors}) > 1:
-        wide = [made(aten.cat.default, vectors) for vectors in kinds]
+        wide = [made(JOINED, vectors) for vectors in kinds]
     else:
-        whole = made(aten.cat.default, [v for vectors in kinds for v in vectors])
+        whole = made(JOINED, [v for vectors in kinds for v in vectors])
         size = whole.meta["val"].shape[0] // len(kinds)
         wide = [made(aten.slice.Tensor, whole, 0, k * size, (k + 1) * size) for k in range(len(kinds))]
     return [made(CAST, v, torch.float32) for v in wide]
