@@ -14,9 +14,12 @@ from on_reference import compiled
 from streamed import eagerly
 from torch import Tensor, fx, nn
 from torch._inductor.decomposition import select_decomp_table
+from torch._inductor.lowering import lowerings
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from benchmarks.lib.recurrent_decoders import RecurrentDecoder
 from tilestream.announce import STRICT
+from tilestream.graph.own import OPERATORS
 from tilestream.run import fallback, inductor, prepare
 from tilestream.run.decompose import decomposed, simplified
 
@@ -182,6 +185,20 @@ def test_results_that_nobody_wants_are_not_asked_for():
     with torch.no_grad():
         torch.testing.assert_close(compiled(net)(x), net(x), rtol=0.05, atol=0.02)
     assert prepare.analyses()
+
+
+# -- operators of ours ------------------------------------------------------------------------------------------------
+
+
+def test_inductor_was_told_of_every_operator_of_ours():
+    """Where it was not, torch 2.11 writes out all that an operator reads, as deep as the model is."""
+    net, x = RecurrentDecoder(layers=1, width=32, hidden=64, vocabulary=50).bfloat16().eval(), torch.tensor([5])
+    before = [state.clone() for state in net.buffers()]
+    with torch.no_grad(), torch._inductor.config.patch(implicit_fallbacks=False):
+        got = compiled(net, cache=False)(x)
+        torch._foreach_copy_(list(net.buffers()), before)
+        torch.testing.assert_close(got, net(x), rtol=0.1, atol=0.05)
+    assert prepare.analyses() and set(OPERATORS) <= set(lowerings)
 
 
 # -- where Inductor fails ---------------------------------------------------------------------------------------------

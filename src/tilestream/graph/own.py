@@ -12,6 +12,8 @@ import torch
 LIBRARY = torch.library.Library("tilestream", "FRAGMENT")
 KERNELS: dict[str, str] = {}
 """What computes operators of ours on a GPU, by their names."""
+OPERATORS: list[torch._ops.OpOverload] = []
+"""All that were defined."""
 
 
 def operator(
@@ -32,7 +34,8 @@ def operator(
     if kernel:
         KERNELS[name] = kernel
         LIBRARY.impl(name, lambda *given: loaded(kernel)(*given), "CUDA")
-    return getattr(torch.ops.tilestream, name).default
+    OPERATORS.append(getattr(torch.ops.tilestream, name).default)
+    return OPERATORS[-1]
 
 
 @cache

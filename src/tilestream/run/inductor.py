@@ -56,9 +56,9 @@ def compile_graph(graph: fx.GraphModule, inputs: Sequence[Any], compilation: Com
     from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx
 
-    from tilestream.run.operator import call_directly
+    from tilestream.run.operator import lower_operators
 
-    call_directly()
+    lower_operators()
     settle_parts()
     patches = dict(compilation.patches)
     if compilation.options.decode_step:

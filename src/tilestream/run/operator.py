@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 from typing import Any
 
 import torch
 
-from tilestream.graph.own import operator
+from tilestream.graph.own import OPERATORS, operator
 from tilestream.graph.rewrites.operators import LENT, SEGMENT_REDUCE, SEGMENTS, SORTED_INDEX
 from tilestream.ir.dtypes import TORCH_DTYPES
 from tilestream.run import device_ops
@@ -76,12 +75,22 @@ for _defined, _run in (DIRECT | DIRECT_ON_GPU).items():  # names that such code 
     setattr(torch.ops.tilestream, f"run_{_defined._opname}", _run)
 
 
-@cache
-def call_directly() -> None:
-    """Let Inductor's code call what operators of ours run itself: by torch's dispatcher a call takes microseconds
-    longer."""
-    for defined in (*DIRECT, *DIRECT_ON_GPU):
-        _lower(defined, f"torch.ops.tilestream.run_{defined._opname}", anywhere=defined in DIRECT)
+def lower_operators() -> None:
+    """Tell Inductor of all operators of ours that are defined by now: it calls them.
+
+    Some its code calls past torch's dispatcher, by which a call takes microseconds longer. Of an operator that it was
+    not told of, torch 2.11 writes out all that it reads, and what that was made of: of a recurrent decoder's 12 layers
+    that did not end.
+    """
+    from torch._inductor.lowering import lowerings, make_fallback
+
+    for defined in OPERATORS:
+        if defined in lowerings:
+            continue
+        if defined in DIRECT or defined in DIRECT_ON_GPU:
+            _lower(defined, f"torch.ops.tilestream.run_{defined._opname}", anywhere=defined in DIRECT)
+        else:
+            make_fallback(defined)
 
 
 def _lower(defined: torch._ops.OpOverload, name: str, anywhere: bool) -> None:
