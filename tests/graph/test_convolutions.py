@@ -21,6 +21,7 @@ from tilestream.devices import get
 from tilestream.errors import InputError, VerifyError
 from tilestream.graph.capture import capture
 from tilestream.graph.convolutions import is_convolution
+from tilestream.graph.rewrites.operators import JOINED
 from tilestream.graph.rewrites.pixels import from_pixels, to_pixels
 from tilestream.graph.rewrites.settings import Settings
 from tilestream.graph.rewrites.table import rewrite
@@ -307,6 +308,8 @@ def test_a_bottleneck_is_two_regions_and_its_norms_are_folded() -> None:
     rewrite(graph, to_pixels, Settings(bulk=False))
     apart = kept_out(graph.graph)
     found = partition(graph, apart=apart)
+    (vectors,) = [n.args[0] for n in graph.graph.nodes if n.target is JOINED]  # Triton compiles a cat of all for long
+    assert len(vectors) == 7 * 4 and not any(n.target is torch.ops.aten.cat.default for n in graph.graph.nodes)
     assert [
         sum(name in ("convolution", "aten.linear.default") for name in r.operators) for r in found.regions[:-1]
     ] == [1, 3, 3]
