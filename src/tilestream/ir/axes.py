@@ -48,6 +48,12 @@ def outer_axes(axes: Iterable[Axis]) -> dict[str, str]:
     return {a.name: a.of for a in axes if a.of}
 
 
+def outermost_first(ragged: Mapping[str, Axis]) -> list[Axis]:
+    """Ragged axes, each behind those that lie around it."""
+    outer = outer_axes(ragged.values())
+    return sorted(ragged.values(), key=lambda a: len(around((a.name,), outer)))
+
+
 def sizes(*of: int) -> tuple[Axis, ...]:
     """Axes of these sizes that get their names from the pipeline that they come to."""
     return tuple(Axis("", n) for n in of)

@@ -14,7 +14,7 @@ from itertools import zip_longest
 from math import ceil, exp, lgamma, log, prod, sqrt
 
 from tilestream.errors import InputError
-from tilestream.ir.axes import ROWS, Axis, View, around
+from tilestream.ir.axes import ROWS, Axis, View, around, outer_axes, outermost_first
 from tilestream.ir.pipeline import Pipeline
 from tilestream.ir.plain import by_rows, plain
 
@@ -141,7 +141,7 @@ class Sizes(dict[str, int]):
 
     def __init__(self, size: Mapping[str, int], ragged: Mapping[str, Axis], lengths: Mapping[str, Lengths]) -> None:
         super().__init__(size)
-        self.outer, self.lengths = {a.name: a.of for a in ragged.values()}, lengths
+        self.outer, self.lengths = outer_axes(ragged.values()), lengths
 
     def positions(self, axes: Iterable[str]) -> int:
         """Combinations of positions along ``axes``: of ragged ones, those within one position of the axis around them.
@@ -179,8 +179,7 @@ def sizes_of(p: Pipeline, size: Mapping[str, int], known: Mapping[str, Lengths] 
         return size
     p = p if by_rows(p) else plain(p)
     sizes, found = {**p.sizes(), **size}, {}
-    outer = {a.name: a.of for a in p.ragged.values()}
-    for axis in sorted(p.ragged.values(), key=lambda a: len(around((a.name,), outer))):
+    for axis in outermost_first(p.ragged):
         given = (known or {}).get(axis.name) or _assumed(axis, sizes)
         if given is None:
             continue

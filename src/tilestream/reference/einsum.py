@@ -68,9 +68,10 @@ def evaluate(op: TileOp, operands: Sequence[Tensor], lengths: dict[str, int], dt
         return torch.full([lengths[a] for a in kept], float(op.attr("value", 1.0) or 0), dtype=dtype)
     if op.kind == "product" and op.combine == "sum":
         letters = {a: chr(97 + i) for i, a in enumerate((*kept, *summed))}
+        given = [a for a in kept if any(a in v.axes for v in views)]
         terms = ["".join(letters[a] for a in v.axes) for v in views]
-        value = torch.einsum(f"{','.join(terms)}->{''.join(letters[a] for a in kept if _any(a, views))}", *operands)
-        return align(value, [a for a in kept if _any(a, views)], kept).expand([lengths[a] for a in kept])
+        value = torch.einsum(f"{','.join(terms)}->{''.join(letters[a] for a in given)}", *operands)
+        return align(value, given, kept).expand([lengths[a] for a in kept])
     order = (*kept, *summed)
     parts = [align(x, v.axes, order) for x, v in zip(operands, views, strict=True)]
     value = _each(op, parts, dtype).expand([lengths[a] for a in order])
@@ -80,10 +81,6 @@ def evaluate(op: TileOp, operands: Sequence[Tensor], lengths: dict[str, int], dt
     if op.combine == "sum":
         return value.sum(-1)
     return {"max": value.amax, "min": value.amin, "mul": value.prod}[op.combine](-1)
-
-
-def _any(axis: str, views: Sequence) -> bool:
-    return any(axis in v.axes for v in views)
 
 
 def _each(op: TileOp, parts: list[Tensor], dtype: torch.dtype) -> Tensor:

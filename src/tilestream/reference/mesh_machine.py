@@ -79,17 +79,6 @@ class _Held:
     weight: Array
     """Of a softmax that is not complete: what it weighs beside other parts."""
 
-    @staticmethod
-    def nothing(shape: Sequence[int], dtype: torch.dtype) -> _Held:
-        value = torch.zeros(list(shape), dtype=dtype)
-        return _Held(value, torch.zeros(list(shape), dtype=torch.bool), torch.full_like(value, -torch.inf))
-
-    def write(self, where: tuple, value: Array, weight: Array | None = None) -> None:
-        self.value[where] = value
-        self.known[where] = True
-        if weight is not None:
-            self.weight[where] = weight
-
     def combined(self, how: str, where: tuple, other: Weighed) -> Weighed:
         """What is here and another part of it, by ``how`` parts are combined."""
         if how == "softmax":
@@ -296,9 +285,10 @@ class _Machine(Memory):
             value, weight = softmax(op, operands, lengths)
         else:
             value = evaluate(op, operands, lengths, self.arithmetic.dtype)
-        if not sums(op).isdisjoint(now) and not self._first_round(op, now):
+        if any(now.get(a) for a in sums(op)):  # a later round
             value, weight = memory.combined(op.combine, where, (value, weight))
-        memory.write(where, self.arithmetic.rounded(value, op.made.dtype) if op.kind == "cast" else value, weight)
+        memory.value[where] = self.arithmetic.rounded(value, op.made.dtype) if op.kind == "cast" else value
+        memory.weight[where], memory.known[where] = weight, True
 
     def _of_nothing(self, op: TileOp, at: Positions) -> float:
         """What a sum starts with; or what the op says it is where there is nothing, for any worker, in any round."""
@@ -307,11 +297,9 @@ class _Machine(Memory):
             return COMBINE[op.combine][0]
         return float(stands)
 
-    def _first_round(self, op: TileOp, now: Steps) -> bool:
-        return all(now[a] == 0 for a in sums(op) if a in now)
-
     def _nothing(self, tile: Tile) -> _Held:
-        return _Held.nothing([self.size[a.name] for a in tile.axes], self.arithmetic.dtype)
+        value = torch.zeros([self.size[a.name] for a in tile.axes], dtype=self.arithmetic.dtype)
+        return _Held(value, torch.zeros_like(value, dtype=torch.bool), torch.full_like(value, -torch.inf))
 
 
 class _Running:
@@ -398,13 +386,9 @@ class _Ring(Ring):
         return list(product(*spans))
 
     def region(self, key: tuple[int, ...]) -> tuple[slice, ...]:
-        at = dict(zip(self.keyed, key, strict=True))
-        return tuple(
-            slice(at[a.name] * self.block[a.name], (at[a.name] + 1) * self.block[a.name])
-            if a.name in at
-            else slice(None)
-            for a in self.tile.axes
-        )
+        at = zip(self.keyed, key, strict=True)
+        blocks = {axis: slice(k * self.block[axis], (k + 1) * self.block[axis]) for axis, k in at}
+        return tuple(blocks.get(a.name, slice(None)) for a in self.tile.axes)
 
     def took(self, keys: list[tuple[int, ...]], consumer: str) -> None:
         for key in keys:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor as Array
 
 from tilestream.errors import InputError
-from tilestream.ir.axes import Axis, around
+from tilestream.ir.axes import Axis, around, outermost_first
 from tilestream.ir.pipeline import Pipeline, Role, TileOp
 
 Positions = dict[str, Array]
@@ -55,7 +55,7 @@ def segments_of(p: Pipeline, tensors: Mapping[str, Array], size: dict[str, int])
             says where.
     """
     found: dict[str, Segments] = {}
-    for axis in _outermost_first(p.ragged):
+    for axis in outermost_first(p.ragged):
         if axis.bounds not in tensors:
             raise InputError(f"bounds {axis.bounds!r} of axis {axis.name!r} are not given", "give one more than outer")
         starts = tensors[axis.bounds].long()
@@ -68,11 +68,6 @@ def segments_of(p: Pipeline, tensors: Mapping[str, Array], size: dict[str, int])
         _check(axis, starts, size.setdefault(axis.name, int(starts[-1])), p)
         found[axis.name] = Segments(axis.of, starts, size[axis.name])
     return found
-
-
-def _outermost_first(ragged: Mapping[str, Axis]) -> list[Axis]:
-    outer = {a.name: a.of for a in ragged.values()}
-    return sorted(ragged.values(), key=lambda a: len(around((a.name,), outer)))
 
 
 def _check(axis: Axis, starts: Array, size: int, p: Pipeline) -> None:

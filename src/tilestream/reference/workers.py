@@ -42,10 +42,6 @@ class Workers:
     def rounds(self, axis: str) -> int:
         return self.stage.rounds(axis, self.extent)
 
-    def _places(self, axis: str, positions: Tensor) -> Tensor:
-        """What is dealt out by: the positions, or where they lie within the one around them."""
-        return self.segments[axis].place[positions] if axis in self.segments else positions
-
     def all(self) -> list[Coordinates]:
         return list(product(*(range(d.size) for d in self.stage.mesh)))
 
@@ -69,7 +65,8 @@ class Workers:
         dividing = self.dividing(axis, op)
         if not dividing:
             return positions
-        digit = self._places(axis, positions) // self.stage.block(axis, self.extent)
+        places = positions if ragged is None else ragged.place[positions]  # within the one around them
+        digit = places // self.stage.block(axis, self.extent)
         mine = torch.ones_like(positions, dtype=torch.bool)
         for i, d in reversed(list(enumerate(self.stage.mesh))):
             if axis in d.axes:
