@@ -14,14 +14,18 @@ from on_reference import compiled
 from streamed import eagerly
 from torch import Tensor, fx, nn
 from torch._inductor.decomposition import select_decomp_table
+from torch._inductor.exc import InductorError
 from torch._inductor.lowering import lowerings
+from torch._inductor.utils import fresh_cache
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from benchmarks.lib.recurrent_decoders import RecurrentDecoder
 from tilestream.announce import STRICT
 from tilestream.graph.own import OPERATORS
+from tilestream.graph.rewrites.operators import JOINED
 from tilestream.run import fallback, inductor, prepare
 from tilestream.run.decompose import decomposed, simplified
+from tilestream.run.operator import lower_operators
 
 pytestmark = pytest.mark.usefixtures("fresh")
 
@@ -199,6 +203,24 @@ def test_inductor_was_told_of_every_operator_of_ours():
         torch._foreach_copy_(list(net.buffers()), before)
         torch.testing.assert_close(got, net(x), rtol=0.1, atol=0.05)
     assert prepare.analyses() and set(OPERATORS) <= set(lowerings)
+
+
+def test_what_cannot_be_lowered_is_said_without_what_its_operands_were_made_of(monkeypatch: pytest.MonkeyPatch):
+    """Which is twice as much a layer: Inductor would never have said it of a deep model."""
+
+    def fails(*_: Any, **__: Any) -> None:
+        raise RuntimeError("no lowering today")
+
+    def deep(x: Tensor) -> Tensor:
+        for _ in range(8):
+            x = x + JOINED([x, x])[:5]
+        return x.cumsum(0)
+
+    lower_operators()
+    monkeypatch.setitem(lowerings, torch.ops.aten.cumsum.default, fails)
+    with pytest.raises(InductorError, match="no lowering today") as failure, fresh_cache():
+        torch.compile(deep, dynamic=False)(torch.randn(5))
+    assert "aten.cumsum" in str(failure.value) and len(str(failure.value)) < 1000
 
 
 # -- where Inductor fails ---------------------------------------------------------------------------------------------

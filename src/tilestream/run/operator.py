@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -80,9 +80,12 @@ def lower_operators() -> None:
 
     Some its code calls past torch's dispatcher, by which a call takes microseconds longer. Of an operator that it was
     not told of, torch 2.11 writes out all that it reads, and what that was made of: of a recurrent decoder's 12 layers
-    that did not end.
+    that did not end. So it does where a lowering fails, in any version: what it says is less from here on.
     """
+    from torch._inductor.exc import OperatorIssue
     from torch._inductor.lowering import lowerings, make_fallback
+
+    OperatorIssue.operator_str = staticmethod(_briefly)
 
     for defined in OPERATORS:
         if defined in lowerings:
@@ -91,6 +94,18 @@ def lower_operators() -> None:
             _lower(defined, f"torch.ops.tilestream.run_{defined._opname}", anywhere=defined in DIRECT)
         else:
             make_fallback(defined)
+
+
+def _briefly(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    """What Inductor says of an operator that it cannot lower: its operands, not what they were made of."""
+
+    def told(given: Any) -> str:
+        if isinstance(given, list | tuple):
+            return f"[{', '.join(map(told, given))}]"
+        name, size = getattr(given, "maybe_get_name", None), getattr(given, "maybe_get_size", None)
+        return f"{name()} {size()}" if name and size else f"{given}"
+
+    return "\n".join([f"target: {target}", *map(told, args), *(f"{k}: {told(v)}" for k, v in kwargs.items())])
 
 
 def _lower(defined: torch._ops.OpOverload, name: str, anywhere: bool) -> None:
