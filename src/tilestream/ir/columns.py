@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from tilestream.ir.axes import Loop
 from tilestream.ir.pipeline import Stage, TileOp
 from tilestream.ir.tileops import FIRST, OPS
+from tilestream.ir.ways import reached
 
 
 def is_part(op: TileOp) -> bool:
@@ -115,18 +116,8 @@ def blocked_tiles(ops: Sequence[TileOp], loops: Sequence[Loop]) -> dict[str, int
 
 def _columns_behind(tile: str, made: dict[str, TileOp]) -> frozenset[str]:
     """Tiles that ``tile`` is made of element by element, back to linears; none where it is made of anything else."""
-    whole = made[tile].out
-    features = whole.features if whole is not None else 0
-    names: set[str] = set()
-    todo = [tile]
-    while todo:
-        name = todo.pop()
-        op = made.get(name)
-        if op is None or op.out is None or op.out.features != features:
-            return frozenset()
-        if op.kind != "linear" and OPS[op.kind].family not in ("unary", "binary"):
-            return frozenset()
-        if name not in names:
-            names.add(name)
-            todo += () if op.kind == "linear" else op.ins
-    return frozenset(names)
+    names = reached([tile], lambda name: made[name].ins if name in made and made[name].kind != "linear" else ())
+    ops = [made[name] for name in names if name in made]
+    alike = all(op.made.features == made[tile].made.features for op in ops)
+    by_element = all(OPS[op.kind].family in ("linear", "unary", "binary") for op in ops)
+    return frozenset(names) if len(ops) == len(names) and alike and by_element else frozenset()

@@ -171,14 +171,10 @@ def loops_of(stage: Stage) -> tuple[TileOp | Nest, ...]:
 
 def held(stage: Stage, tile: str) -> tuple[str, ...]:
     """Axes of ``tile`` of which a worker holds its whole part and not one block: it lives on outside their loops."""
-    paths = [path for op, path in _paths(loops_of(stage)) if _touches(op, tile)]
+    paths = [path for op, path in _paths(loops_of(stage)) if tile in (*op.ins, op.out and op.out.name)]
     shared = [each[0] for each in zip(*paths, strict=False) if all(x is each[0] for x in each)]
     inside = {loop.axis for loop in shared}
     return tuple(a.name for a in stage.defined()[tile].axes if a.name not in inside)
-
-
-def _touches(op: TileOp, tile: str) -> bool:
-    return (op.out is not None and op.out.name == tile) or tile in op.ins
 
 
 def _paths(body: Sequence[TileOp | Nest], path: tuple[Nest, ...] = ()) -> Iterator[tuple[TileOp, tuple[Nest, ...]]]:

@@ -112,24 +112,11 @@ class _Writer:
         return made
 
     def _written(self, op: TileOp) -> list[TileOp]:
-        family = OPS[op.kind].family
-        if op.kind == "load":
-            return [self._load(op)]
-        if op.kind == "store":
-            return self._store(op)
-        if family == "linear":
-            return self._linear(op)
-        if op.kind == "cat":
-            return self._cat(op)
-        if op.kind == "slice":
-            return [self._slice(op)]
-        if family == "reduce":
-            return [self._reduce(op)]
-        if family == "rows":  # which rows of a tile meet, no coordinate says: where it is made does not depend on it
-            column = self._new(op)
-            assert column is not None
-            return [self._made(op, column, kind="copy", tiles=(View(op.ins[0], (ROW, At((column.name,)))),))]
-        return [self._elementwise(op)]
+        ways = {
+            "load": self._load, "store": self._store, "linear": self._linear, "cat": self._cat, "slice": self._slice,
+            "reduce": self._reduce, "rows": self._max_rows,
+        }  # fmt: skip
+        return ways.get(op.kind, ways.get(OPS[op.kind].family, self._elementwise))(op)
 
     def _made(self, op: TileOp, column: Axis | None, **changes: object) -> TileOp:
         axes = (ROWS,) if column is None else (ROWS, column)
@@ -143,37 +130,34 @@ class _Writer:
         name = self.shared.get(op.made.name, column_axis(op.made.name))
         return Axis(name, op.made.features) if op.made.features != 1 else None
 
-    def _load(self, op: TileOp) -> TileOp:
-        column = self._new(op)
-        at = At((column.name,)) if column else At()
-        tap = Tap.of(op)
+    def _load(self, op: TileOp) -> list[TileOp]:
+        column, tap = self._new(op), Tap.of(op)
+        at = At((ROWS.name,), index=op.index), _along(column)
         if tap is not None and column is not None:
-            return self._made(op, column, tensors=(View(op.params[0], tap.at(column.name)),))
-        row = At((ROWS.name,), index=op.index)
-        return self._made(op, column, tensors=(View(op.params[0], (row, at)),))
+            at = tap.at(column.name)
+        return [self._made(op, column, tensors=(View(op.params[0], at),))]
 
     def _store(self, op: TileOp) -> list[TileOp]:
         column = self._column(op.ins[0])
         if op.receivers:
             return self._summed(op, column)
-        at = At((column.name,), first_column(op)) if column else At((), first_column(op))
+        at = _along(column, first_column(op))
         return [replace(op, tiles=(self._own(op.ins[0]),), tensors=(View(op.params[0], (ROW, at)),), attrs=())]
 
     def _summed(self, op: TileOp, column: Axis | None) -> list[TileOp]:
         """The rows of each node combined, of none 0; then stored."""
         out = self.tensors[op.params[0]]
-        nodes, inner = out.axes[0], (At((column.name,)) if column else At(),)
+        nodes = out.axes[0]
         total = Tile(f"{out.name}.total", (nodes, *((column,) if column else ())), "f32")
         empty = () if op.combine == "sum" else (("empty", 0.0),)
         made = TileOp("product", total, (self._own(op.ins[0]),), (), empty, op.source, op.combine)
-        to = View(out.name, (At((nodes.name,)), *inner))
+        to = View(out.name, (At((nodes.name,)), _along(column)))
         own = View(total.name, to.at if column else (At((nodes.name,)),))
         return [made, replace(op, tiles=(own,), tensors=(to,), attrs=(), combine="sum")]
 
     def _at(self, tile: str, column: Axis | None) -> tuple[At, ...]:
         """Coordinates of a tile under ``column``; without, its first."""
-        inner = At((column.name,)) if column else At()
-        return (ROW,) if self._column(tile) is None else (ROW, inner)
+        return (ROW,) if self._column(tile) is None else (ROW, _along(column))
 
     def _own(self, tile: str) -> View:
         return along(tile, [a.name for a in self.tiles[tile].axes])
@@ -181,8 +165,8 @@ class _Writer:
     def _linear(self, op: TileOp) -> list[TileOp]:
         """A product, and the bias added to its sum."""
         inner, column = self._column(op.ins[0]), self._new(op)
-        out = At((column.name,), first_column(op)) if column else At((), first_column(op))
-        weight = View(op.params[0], (out, At((inner.name,)) if inner else At()))
+        out = _along(column, first_column(op))
+        weight = View(op.params[0], (out, _along(inner)))
         product = self._made(op, column, kind="product", tiles=(self._own(op.ins[0]),), tensors=(weight,))
         if len(op.params) == 1:
             return [product]
@@ -210,22 +194,33 @@ class _Writer:
             start += part.features
         return [*made, self._made(op, column, tiles=tuple(parts))]
 
-    def _slice(self, op: TileOp) -> TileOp:
-        column, start = self._new(op), int(op.attr("start", 0) or 0)
-        at = (ROW, At((column.name,), start) if column else At((), start))
-        return self._made(op, column, kind="copy", tiles=(View(op.ins[0], at if self._column(op.ins[0]) else at[:1]),))
+    def _slice(self, op: TileOp) -> list[TileOp]:
+        column = self._new(op)
+        at = (ROW, _along(column, int(op.attr("start", 0) or 0)))
+        view = View(op.ins[0], at if self._column(op.ins[0]) else at[:1])
+        return [self._made(op, column, kind="copy", tiles=(view,))]
 
-    def _reduce(self, op: TileOp) -> TileOp:
-        return self._made(op, None, tiles=(self._own(op.ins[0]),), combine="max" if op.kind == "max" else "sum")
+    def _reduce(self, op: TileOp) -> list[TileOp]:
+        return [self._made(op, None, tiles=(self._own(op.ins[0]),), combine="max" if op.kind == "max" else "sum")]
 
-    def _elementwise(self, op: TileOp) -> TileOp:
+    def _max_rows(self, op: TileOp) -> list[TileOp]:
+        """Which rows of a tile meet, no coordinate says: where it is made does not depend on it."""
+        column = self._new(op)
+        return [self._made(op, column, kind="copy", tiles=(View(op.ins[0], (ROW, _along(column))),))]
+
+    def _elementwise(self, op: TileOp) -> list[TileOp]:
         """Operands of the result's width under its columns; one column, and vectors of one element, under none."""
         width = op.made.features
         column = next((c for n in op.ins if (c := self._column(n)) and c.size == width), None) or self._new(op)
-        inner = At((column.name,)) if column else At()
+        inner = _along(column)
         tiles = [View(name, self._at(name, column)) for name in op.ins]
         tensors = []
         for name in op.params:
             shape = self.tensors[name].shape
             tensors.append(View(name, tuple(inner if n == width else At() for n in shape)))
-        return replace(self._made(op, column, tiles=tuple(tiles), tensors=tuple(tensors)), attrs=op.attrs)
+        return [replace(self._made(op, column, tiles=tuple(tiles), tensors=tuple(tensors)), attrs=op.attrs)]
+
+
+def _along(column: Axis | None, first: int = 0) -> At:
+    """The coordinate along ``column`` from ``first`` on; without a column ``first`` alone."""
+    return At((column.name,) if column else (), first)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tilestream.errors import VerifyError
-from tilestream.ir.axes import COMBINES, around, outer_axes
+from tilestream.ir.axes import COMBINES, At, around, outer_axes
 from tilestream.ir.axis_rules import each_op
 from tilestream.ir.derive import sums
 from tilestream.ir.pipeline import INDEX_BYTES, Pipeline, Role, Transport
@@ -76,7 +76,8 @@ def combines_are_defined(p: Pipeline) -> None:
 def edges_stay_with_their_nodes(p: Pipeline) -> None:
     """What is ragged is read and summed by position of the axis around it: nothing reads edges of other nodes."""
     outer = outer_axes(p.ragged.values())
-    dims = {t.name: t.axes for t in p.tensors} | {n: t.axes for n, t in p.tiles().items()}
+    tiles = p.tiles()
+    dims = {t.name: t.axes for t in p.tensors} | {n: t.axes for n, t in tiles.items()}
     from_memory = {q.tile for q in p.queues if q.transport is Transport.DRAM}
     for where, stage, op in each_op(p):
         made = stage.defined()
@@ -87,15 +88,12 @@ def edges_stay_with_their_nodes(p: Pipeline) -> None:
                     f"sum into a tile that has {outer[axis]!r}, then that",
                 )
         for view in op.views:
-            tile = view.of in made or view.of in p.tiles()
             for at, dim in zip(view.at or (), dims[view.of], strict=True):
-                own = at.axes == (dim.name,) and not (at.index or at.offset or at.strides or at.within)
-                own &= at.over == 1
-                if dim.of and not own and (tile or not at.index):
+                if dim.of and at != At((dim.name,)) and (view.of in tiles or not at.index):
                     raise VerifyError(
                         f"{where} reads {view.of!r} at {', '.join(at.axes) or at.offset} of {dim.name!r}, which may be"
                         f" of another {dim.of!r}",
-                        f"read it at {dim.name}" + (", or through an index" if not tile else ""),
+                        f"read it at {dim.name}" + (", or through an index" if view.of not in tiles else ""),
                     )
                 if at.index and view.of in made and view.of not in from_memory and set(at.axes) & outer.keys():
                     raise VerifyError(
