@@ -195,7 +195,7 @@ def test_two_arbiters_pair_a_tensor_and_a_simt_cta_on_every_sm():
     engines = ("t", "s", "t", "s")
     for arbiters, paired in ((1, False), (2, True)):
         on_sm: dict[int, list[str]] = {}
-        for engine, sms in zip(engines, place(launch, A100, arbiters).sms, strict=True):
+        for engine, sms in zip(engines, place(launch, A100, arbiters), strict=True):
             for sm in sms:
                 on_sm.setdefault(sm, []).append(engine)
         assert all(sorted(found) == ["s", "t"] for found in on_sm.values()) is paired

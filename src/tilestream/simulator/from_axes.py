@@ -73,7 +73,8 @@ def _stage(p: Pipeline, stage: Stage, size: Sizes, device: Device, seen: set[str
             "spread it over fewer, or over the grid",
         )
     moved = stage_traffic(p, stage, size)
-    steps, ctas = _steps(stage, size), stage.workers(Level.GRID) * cluster
+    steps = stage.rounds(stage.loops[0].axis, size) if stage.loops else 1
+    ctas = stage.workers(Level.GRID) * cluster
     tiles = max(1, min(steps * ctas, _blocks(stage, size) * cluster))
     read, written = _dram(p, stage, size, seen, device)
     stored, loaded = _on_l2(p, stage, size)
@@ -122,11 +123,6 @@ def _operand_dtype(p: Pipeline, product: TileOp) -> str:
     """The type that tensor cores multiply in."""
     known = {t.name: t.dtype for t in (*p.tensors, *p.tiles().values())}
     return known[product.views[-1].of]
-
-
-def _steps(stage: Stage, size: Sizes) -> int:
-    """Rounds of the outermost loop."""
-    return stage.rounds(stage.loops[0].axis, size) if stage.loops else 1
 
 
 def _blocks(stage: Stage, size: Sizes) -> int:

@@ -10,7 +10,7 @@ import numpy as np
 
 from tilestream.devices import Device
 from tilestream.errors import WorkloadError
-from tilestream.simulator.placement import Placement, per_sm, place
+from tilestream.simulator.placement import per_sm, place
 from tilestream.simulator.tables import Bytes, Tables, build, compute_s, moved
 from tilestream.simulator.workload import SimLaunch, SimStage
 
@@ -39,7 +39,6 @@ class LaunchResult:
     tiles: int
     coarse: int
     launch: SimLaunch
-    placement: Placement
     traced: np.ndarray
     times: np.ndarray
 
@@ -94,8 +93,7 @@ def simulate(
     counted = moved(launch, device)
     whole = launch
     launch, factor = (launch, 1) if trace else coarsened(launch, device, most)
-    placement = place(launch, device, arbiters)
-    tables = build(launch, device, placement, whole)
+    tables = build(launch, device, place(launch, device, arbiters), whole)
     servers, log, events, end = _run(tables, trace)
     _check(launch, log)
     stages = tables.stages
@@ -122,7 +120,6 @@ def simulate(
         int(stages["tiles"].sum()),
         factor,
         launch,
-        placement,
         log.traced,
         log.times,
     )

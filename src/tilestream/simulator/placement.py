@@ -6,22 +6,12 @@ arbiters (Kitsune 2.3) tensor and SIMT CTAs go round the SMs apart, so that one 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from tilestream.devices import Device
 from tilestream.errors import DeviceError, WorkloadError
 from tilestream.simulator.workload import SimLaunch, SimStage
 
-
-@dataclass(frozen=True)
-class Placement:
-    """SM of every CTA, stage after stage; -1 for CTAs that come in later waves (of a single stage)."""
-
-    sms: tuple[tuple[int, ...], ...]
-
-    @property
-    def resident(self) -> int:
-        return sum(sm >= 0 for stage in self.sms for sm in stage)
+Placement = tuple[tuple[int, ...], ...]
+"""SM of every CTA, stage after stage; -1 for CTAs that come in later waves (of a single stage)."""
 
 
 def per_sm(stage: SimStage, device: Device) -> int:
@@ -57,7 +47,7 @@ def place(launch: SimLaunch, device: Device, arbiters: int) -> Placement:
     fits = [per_sm(stage, device) for stage in launch.stages]
     if len(launch.stages) == 1:
         stage = launch.stages[0]
-        return Placement((tuple(i % device.sms if i < fits[0] * device.sms else -1 for i in range(stage.ctas)),))
+        return (tuple(i % device.sms if i < fits[0] * device.sms else -1 for i in range(stage.ctas)),)
     room = _Room(device)
     pointers: dict[str, int] = {"tensor": 0, "simt": 0, "any": 0}
     placed = []
@@ -78,7 +68,7 @@ def place(launch: SimLaunch, device: Device, arbiters: int) -> Placement:
             pointers[pointer] = (sm + 1) % device.sms
             sms.append(sm)
         placed.append(tuple(sms))
-    return Placement(tuple(placed))
+    return tuple(placed)
 
 
 def _check_clusters(launch: SimLaunch, device: Device) -> None:

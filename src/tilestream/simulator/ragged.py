@@ -13,7 +13,6 @@ import numpy as np
 from tilestream.devices import Device
 from tilestream.ir.lengths import Lengths, Sizes
 from tilestream.ir.pipeline import ELEMENT_BYTES, Role
-from tilestream.kernels.costs import Amount, Counts
 from tilestream.kernels.segments.cost import batch_s, launch_s, traffic, visit_s
 from tilestream.kernels.segments.kernel import SegmentsKernel
 from tilestream.kernels.segments.layout import LONG, PIECE_EDGES, SLOTS, THREADS, in_flight, resident
@@ -101,12 +100,6 @@ def _waits_s(kernel: SegmentsKernel, chains: np.ndarray, lengths: Lengths, devic
     return tuple(total.tolist())
 
 
-def _amount(counts: Counts, name: str) -> float:
-    found = counts[name]
-    assert isinstance(found, Amount)
-    return found.amount
-
-
 def _registers(kernel: SegmentsKernel) -> int:
     """Of a thread: what the compiler is left by the CTAs that an SM should hold."""
     return REGISTERS // (THREADS * resident(kernel.program, kernel.layout)) // WARP_REGISTERS * WARP_REGISTERS
@@ -114,5 +107,5 @@ def _registers(kernel: SegmentsKernel) -> int:
 
 def _share_of_edges(kernel: SegmentsKernel, lengths: Lengths, device: Device) -> float:
     """Of the bytes through the L2: what nodes cost by themselves is what is left where they have no edges."""
-    whole, bare = (_amount(kernel.cost(lengths.outer, device, n), "l2") for n in (lengths.total, 0))
+    whole, bare = (traffic(kernel.program, lengths.outer, n, device).l2 for n in (lengths.total, 0))
     return 1.0 - bare / whole if whole else 0.0

@@ -142,13 +142,12 @@ def _l2_read(work: TileWork) -> float:
     return max(work.l2_read, work.dram_read - work.l2_shared_read)
 
 
-def build(launch: SimLaunch, device: Device, placement: Placement, whole: SimLaunch | None = None) -> Tables:
+def build(launch: SimLaunch, device: Device, placement: Placement, whole: SimLaunch) -> Tables:
     """Arrays of ``launch``; seconds at the rates of ``device``.
 
     Args:
         whole: the launch before its tiles were joined in groups; queues pass its payloads, a group's at a time.
     """
-    whole = whole or launch
     index = {s.name: i for i, s in enumerate(launch.stages)}
     grown = [w.tiles / s.tiles if s.tiles else 1.0 for w, s in zip(whole.stages, launch.stages, strict=True)]
     count = len(launch.stages)
@@ -175,7 +174,7 @@ def build(launch: SimLaunch, device: Device, placement: Placement, whole: SimLau
     stages["latency"] += exposed
     rings, edges = _queues(launch, index, stages, device)
     links = _links(stages, rings, edges)
-    sm_of = np.array([sm for stage in placement.sms for sm in stage], dtype=np.int64)
+    sm_of = np.array([sm for stage in placement for sm in stage], dtype=np.int64)
     launch_s = device.launch_s if launch.launch_s is None else launch.launch_s
     weights = np.concatenate([s.weights or np.ones(s.tiles) for s in launch.stages])
     waits_s = np.concatenate([s.waits_s or np.zeros(s.tiles) for s in launch.stages])

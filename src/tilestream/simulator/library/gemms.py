@@ -45,7 +45,7 @@ def gemm(name: str, product: Product, device: Device, beside: Beside = PLAIN) ->
         l2_shared_read=t.shared_read,
         multicast=t.multicast,
         l2_write=product.result_bytes + partial / 2,
-        dram_read=read * kept + t.dram_read - distinct(product, beside)[0],
+        dram_read=read * kept + t.dram_read - read,
         dram_write=written * kept,
     )
     slots = t.ctas_per_sm * device.sms

@@ -38,7 +38,8 @@ class Gemm:
 
 @dataclass(frozen=True)
 class Stream:
-    """A kernel over ``elements`` as good as Inductor's. ``touched``: bytes loaded counting repeats.
+    """A kernel over ``elements`` as good as Inductor's, in the words of ``streams.stream``. ``touched``: bytes loaded
+    counting repeats.
 
     ``slots``: lane operations that it issues in all; by default those of an elementwise kernel with its arithmetic.
     ``by_index``: tables of which it reads rows, or adds to them, by an index.
@@ -97,13 +98,9 @@ class Kernel:
     def flops(self) -> float:
         """Of tensor cores."""
         work = self.work
-        return (
-            work.product.flops + work.beside.more_flops
-            if isinstance(work, Gemm)
-            else work.flops
-            if isinstance(work, Attention)
-            else 0.0
-        )
+        if isinstance(work, Gemm):
+            return work.product.flops + work.beside.more_flops
+        return work.flops if isinstance(work, Attention) else 0.0
 
 
 class Cache:
@@ -139,18 +136,7 @@ def _stage(kernel: Kernel, device: Device) -> SimStage:
         return eager(work.kind, over, device, kernel.name)
     if isinstance(work, Attention):
         return _attention(kernel, work, device)
-    return stream(
-        kernel.name,
-        work.elements,
-        read,
-        written,
-        device,
-        touched=work.touched,
-        simt_ops=work.simt_ops,
-        sfu_ops=work.sfu_ops,
-        slots=work.slots,
-        by_index=work.by_index,
-    )
+    return stream(kernel.name, read=read, written=written, device=device, **vars(work))
 
 
 def launches(kernels: Sequence[Kernel], device: Device, cache: Cache | None = None) -> list[SimLaunch]:

@@ -164,11 +164,11 @@ def families(*given: Family) -> Iterator[None]:
     before = FAMILIES
     try:
         FAMILIES = given
-        _tiling.cache_clear()
+        tiling.cache_clear()
         yield
     finally:
         FAMILIES = before
-        _tiling.cache_clear()
+        tiling.cache_clear()
 
 
 def aligned() -> tuple[Family, ...]:
@@ -182,13 +182,9 @@ def rate_dtype(product: Product, device: Device) -> str:
     return product.dtype if product.dtype in device.tensor_flops else "bf16"
 
 
+@cache
 def tiling(product: Product, device: Device, beside: Beside = PLAIN) -> Tiling:
     """The tiles and the split of the sum that take the least time; larger tiles first."""
-    return _tiling(product, device, beside)
-
-
-@cache
-def _tiling(product: Product, device: Device, beside: Beside) -> Tiling:
     best: Tiling | None = None
     for rows, columns, per_sm in family_of(product).tiles:
         if rows * columns > device.registers_per_sm * 5 // 8:  # accumulators that an SM holds
@@ -246,7 +242,7 @@ def _timed(product: Product, device: Device, beside: Beside, tile: tuple[int, in
         memory_s,
         taken,
         multicast,
-        distinct(product, beside)[0] + again,
+        read + again,
         seconds,
     )
 
