@@ -15,10 +15,8 @@ from torch.utils._pytree import tree_leaves
 
 from tilestream.graph.costs import flops
 from tilestream.graph.costs.work import dtype_of, size
-from tilestream.graph.nodes import VIEWS
+from tilestream.graph.nodes import VIEWS, aten
 from tilestream.graph.provenance import function
-
-aten = torch.ops.aten
 
 _FREE = VIEWS | {aten._local_scalar_dense, aten.item, aten.is_nonzero, aten.lift_fresh, aten.empty, aten.empty_like}
 _OTHERS = (str(Path(torch.__file__).parent), __file__, str(Path(__file__).parent / "capture.py"))

@@ -17,11 +17,9 @@ from torch import Tensor, fx
 from torch.fx.node import map_arg
 
 from tilestream.graph.attention_masks import FARTHEST
-from tilestream.graph.nodes import behind, packet, value
+from tilestream.graph.nodes import aten, behind, packet, value
 from tilestream.graph.rewrites.insert import call
 from tilestream.ir.ways import reached
-
-aten = torch.ops.aten
 
 IN_ORDER = {aten.clone, aten.view, aten._unsafe_view, aten.reshape, aten.alias, aten.detach, aten.expand}
 """What leaves elements in their order, if it leaves as many."""

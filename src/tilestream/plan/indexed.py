@@ -16,11 +16,9 @@ from torch import fx
 
 from tilestream.graph.costs.table import Eager, Kind, row
 from tilestream.graph.costs.work import looked_up, operands, results, size
-from tilestream.graph.nodes import argument, packet, value
+from tilestream.graph.nodes import argument, aten, packet, value
 from tilestream.graph.sizes import hint
 from tilestream.simulator.library import Indexed
-
-aten = torch.ops.aten
 
 
 def scatters(node: fx.Node) -> bool:

@@ -15,10 +15,8 @@ from torch import fx
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from tilestream.graph.convolutions import convolution
-from tilestream.graph.nodes import packet
+from tilestream.graph.nodes import aten, packet
 from tilestream.graph.sizes import hint
-
-aten = torch.ops.aten
 
 _WEIGHTS = {
     getattr(aten, name): positions

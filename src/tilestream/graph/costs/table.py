@@ -12,9 +12,8 @@ from typing import Any
 
 import torch
 
+from tilestream.graph.nodes import aten
 from tilestream.graph.operators import ELEMENTWISE
-
-aten = torch.ops.aten
 
 
 class Kind(StrEnum):

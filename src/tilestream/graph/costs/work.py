@@ -12,11 +12,9 @@ from torch.utils._pytree import tree_leaves
 from tilestream.graph.costs import flops
 from tilestream.graph.costs.elements import each
 from tilestream.graph.costs.table import GEMMS, Kind, row
-from tilestream.graph.nodes import argument, packet, tensor_of, value
+from tilestream.graph.nodes import argument, aten, packet, tensor_of, value
 from tilestream.graph.sizes import hint
 from tilestream.ir.dtypes import DTYPES
-
-aten = torch.ops.aten
 
 
 @dataclass(frozen=True)

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import fx
 
 from tilestream.graph.decode.reading import only, peeled
-from tilestream.graph.nodes import Unsupported, packet
+from tilestream.graph.nodes import Unsupported, aten, packet
 from tilestream.graph.written_gelu import written_gelu
-
-aten = torch.ops.aten
 
 
 def activation_of(node: Any) -> tuple[str, fx.Node]:

@@ -5,14 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import fx
 
 from tilestream.graph.decode.reading import SAME, either, only, peeled, shape_of
-from tilestream.graph.nodes import Unsupported, packet
+from tilestream.graph.nodes import Unsupported, aten, packet
 from tilestream.graph.rewrites.shared_keys import given_to, is_attention, mask_given
-
-aten = torch.ops.aten
 
 
 @dataclass(frozen=True)

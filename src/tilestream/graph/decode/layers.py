@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import fx
 
 from tilestream.graph.decode.activations import activation_of
@@ -13,11 +12,9 @@ from tilestream.graph.decode.attention import attention_of, rotary_of
 from tilestream.graph.decode.norms import Norm, norm_of
 from tilestream.graph.decode.products import Part, Product, part_of, scaled_product_of
 from tilestream.graph.decode.reading import cast, either, only, peeled, shape_of
-from tilestream.graph.nodes import Unsupported, packet
+from tilestream.graph.nodes import Unsupported, aten, packet
 from tilestream.graph.rewrites.shared_keys import is_attention
 from tilestream.kernels.step.form import Form
-
-aten = torch.ops.aten
 
 
 @dataclass

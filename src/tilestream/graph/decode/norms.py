@@ -10,9 +10,7 @@ import torch
 from torch import fx
 
 from tilestream.graph.decode.reading import Weighted, cast, dtype_of, either, only, peeled, shape_of
-from tilestream.graph.nodes import Unsupported, packet
-
-aten = torch.ops.aten
+from tilestream.graph.nodes import Unsupported, aten, packet
 
 
 @dataclass(frozen=True)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import torch
 from torch import fx
 
 from tilestream.graph.decode.op import STEP
 from tilestream.graph.decode.site import Site
-from tilestream.graph.nodes import Unsupported
+from tilestream.graph.nodes import Unsupported, aten
 from tilestream.graph.rewrites.insert import call
 from tilestream.graph.settled import settle
-
-aten = torch.ops.aten
 
 
 def place(owner: fx.GraphModule, site: Site) -> None:

@@ -6,13 +6,10 @@ import operator
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch import fx
 
 from tilestream.graph.decode.reading import Weighted, only, peeled, shape_of
-from tilestream.graph.nodes import Unsupported, packet
-
-aten = torch.ops.aten
+from tilestream.graph.nodes import Unsupported, aten, packet
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,8 @@ from typing import Any, Self
 import torch
 from torch import fx
 
-from tilestream.graph.nodes import Unsupported, packet, value
+from tilestream.graph.nodes import Unsupported, aten, packet, value
 from tilestream.graph.sizes import settled
-
-aten = torch.ops.aten
 
 SAME = (aten.view, aten._unsafe_view, aten.reshape, aten.unsqueeze, aten.squeeze, aten.alias, aten.clone, aten.detach)
 """What leaves elements in their order."""

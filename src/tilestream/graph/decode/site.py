@@ -18,11 +18,9 @@ from tilestream.graph.decode.layers import Layer, is_layer, layer_of
 from tilestream.graph.decode.norms import norm_of
 from tilestream.graph.decode.products import Product, product_of
 from tilestream.graph.decode.reading import count_of, dtype_of, either, is_bf16, is_plain, is_same, peeled, shape_of
-from tilestream.graph.nodes import Unsupported, packet
+from tilestream.graph.nodes import Unsupported, aten, packet
 from tilestream.kernels.step.form import Form
 from tilestream.kernels.step.shape import Shape, sizes_of
-
-aten = torch.ops.aten
 
 
 @dataclass

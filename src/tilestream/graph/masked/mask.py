@@ -8,10 +8,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from tilestream.graph.nodes import Unsupported, argument, packet, value
+from tilestream.graph.nodes import Unsupported, argument, aten, packet, value
 from tilestream.kernels.parts.pairs import AXES, ELEMENTS, LOAD, MOST_INDICES, OPS, Instruction, PairMask
 
-aten = torch.ops.aten
 INTEGERS = {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
 CONSTANTS = {aten.full: 1, aten.new_full: 2, aten.full_like: 1}
 """Where the value is among the arguments."""

@@ -10,12 +10,10 @@ from torch import Tensor, fx
 
 from tilestream.graph.masked.mask import boolean_mask, mask_of
 from tilestream.graph.masked.op import MASKED
-from tilestream.graph.nodes import Unsupported, first_alone, value
+from tilestream.graph.nodes import Unsupported, aten, first_alone, value
 from tilestream.graph.rewrites.insert import call
 from tilestream.graph.rewrites.shared_keys import given_to, is_attention, mask_given, take_over
 from tilestream.kernels.parts.pairs import AXES, DENSE, PairMask
-
-aten = torch.ops.aten
 
 FEATURES = range(16, 129, 16)
 BLOCK = 128

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import torch
 from torch import fx
 
 from tilestream.graph.lowering import MAX_FEATURES, Emitter, Frame, Steps, dtype_of
-from tilestream.graph.nodes import MATMULS, Unsupported, argument, number, packet, permutation, takes_tf32, value
+from tilestream.graph.nodes import MATMULS, Unsupported, argument, aten, number, packet, permutation, takes_tf32, value
 from tilestream.graph.operators import split
 from tilestream.graph.operators.rules import rule
 from tilestream.graph.sizes import product, same_size
 from tilestream.ir.pipeline import Tile
-
-aten = torch.ops.aten
 
 
 def weight(node: object) -> tuple[fx.Node, bool]:

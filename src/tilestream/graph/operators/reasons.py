@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import torch
 from torch import fx
 
 from tilestream.graph.convolutions import why_not
 from tilestream.graph.masked.sites import is_masked, site_of
-from tilestream.graph.nodes import Unsupported, packet
-
-aten = torch.ops.aten
+from tilestream.graph.nodes import Unsupported, aten, packet
 
 UNKNOWN = "no tile op does this"
 MASKED = "attention over a mask: a kernel of ours is timed beside it, with the graph as a whole"

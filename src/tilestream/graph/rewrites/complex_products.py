@@ -12,11 +12,10 @@ from typing import Any
 import torch
 from torch import fx
 
+from tilestream.graph.nodes import aten
 from tilestream.graph.rewrites.each import each
 from tilestream.graph.rewrites.insert import call
 from tilestream.graph.rewrites.settings import Settings
-
-aten = torch.ops.aten
 
 
 @each(aten.view_as_real)

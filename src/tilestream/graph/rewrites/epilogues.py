@@ -23,13 +23,12 @@ from torch import fx
 
 from tilestream.graph.interaction import unpadded
 from tilestream.graph.live import storage
-from tilestream.graph.nodes import MATMULS, packet
+from tilestream.graph.nodes import MATMULS, aten, packet
 from tilestream.graph.rewrites.insert import call
 from tilestream.graph.rewrites.operators import PADDED
 from tilestream.graph.rewrites.pixels import PIXELS
 from tilestream.graph.rewrites.settings import Settings
 
-aten = torch.ops.aten
 SHAPES = (aten.view.default, aten._unsafe_view.default, aten.reshape.default)
 ALIGNED_BYTES = 16
 """What rows start on in the fast kernels of libraries; Inductor pads products for the same reason."""

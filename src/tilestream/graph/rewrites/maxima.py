@@ -5,13 +5,11 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from tilestream.graph.nodes import MATMULS, argument, packet, value
+from tilestream.graph.nodes import MATMULS, argument, aten, packet, value
 from tilestream.graph.rewrites.each import each
 from tilestream.graph.rewrites.insert import call
 from tilestream.graph.rewrites.settings import Settings
 from tilestream.ir.tileops import GROUP
-
-aten = torch.ops.aten
 
 
 @each(aten.amax)

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import operator
 
-import torch
 from torch import fx
 
-from tilestream.graph.nodes import argument, integer, is_constant, is_view, packet, value
+from tilestream.graph.nodes import argument, aten, integer, is_constant, is_view, packet, value
 from tilestream.graph.rewrites.each import each
 from tilestream.graph.rewrites.insert import call
 from tilestream.graph.rewrites.settings import Settings
-
-aten = torch.ops.aten
 
 
 def remove_dead(graph: fx.Graph, _: Settings) -> int:

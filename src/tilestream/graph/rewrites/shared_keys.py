@@ -15,11 +15,9 @@ import torch
 from torch import fx
 from torch.fx.node import map_arg
 
-from tilestream.graph.nodes import tensor_of, value
+from tilestream.graph.nodes import aten, tensor_of, value
 from tilestream.graph.rewrites.insert import call
 from tilestream.graph.rewrites.settings import Runs, Settings
-
-aten = torch.ops.aten
 
 MASKS = ("attn_bias", "attn_mask")
 IN_ORDER = (aten.clone.default, aten.view.default, aten._unsafe_view.default, aten.reshape.default)
