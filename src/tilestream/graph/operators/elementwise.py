@@ -9,7 +9,7 @@ from torch import fx
 
 from tilestream.graph.lowering import Emitter, dtype_of
 from tilestream.graph.nodes import Unsupported, argument, first_alone, number, packet, permutation, tensor_of, value
-from tilestream.graph.operators.rules import elementwise, rule
+from tilestream.graph.operators.rules import SHAPES, elementwise, rule
 from tilestream.graph.operators.writes import Writes
 from tilestream.graph.sizes import product, same_size
 from tilestream.ir.dtypes import DTYPES
@@ -18,26 +18,14 @@ from tilestream.ir.pipeline import Tile
 aten = torch.ops.aten
 
 _CASTS = (aten._to_copy, torch.ops.prims.convert_element_type)
-_SHAPES = {
-    *(aten.view, aten._unsafe_view, aten.reshape, aten.unsqueeze, aten.squeeze, aten.clone, aten.contiguous),
-    *(aten.detach, aten.alias, aten.expand),
-}
 UNARY = {
-    aten.relu: "relu",
-    aten.silu: "silu",
-    aten.sigmoid: "sigmoid",
-    aten.tanh: "tanh",
-    aten.exp: "exp",
-    aten.expm1: "expm1",
-    aten.log: "log",
-    aten.sin: "sin",
-    aten.cos: "cos",
-    aten.neg: "neg",
-    aten.abs: "abs",
-    aten.sqrt: "sqrt",
-    aten.rsqrt: "rsqrt",
-    aten.reciprocal: "reciprocal",
+    getattr(aten, kind): kind
+    for kind in (
+        *("relu", "silu", "sigmoid", "tanh", "exp", "expm1", "log", "sin", "cos"),
+        *("neg", "abs", "sqrt", "rsqrt", "reciprocal"),
+    )
 }
+"""Operators that are called as their tile ops are."""
 _PAIRS = {aten.mul: "mul", aten.maximum: "maximum", aten.minimum: "minimum"}
 
 
@@ -66,7 +54,7 @@ def cast(e: Emitter, node: fx.Node) -> Tile:
     return identity(e, node) if source.dtype == result.dtype else unary(e, node, "cast")
 
 
-@rule(*_SHAPES)
+@rule(*SHAPES)
 def identity(e: Emitter, node: fx.Node) -> Tile:
     """Another shape of the same elements in the same order: no operation at all."""
     x = node.args[0]

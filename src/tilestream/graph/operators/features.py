@@ -8,26 +8,21 @@ import torch
 from torch import fx
 
 from tilestream.graph.lowering import Emitter, dtype_of
-from tilestream.graph.nodes import Unsupported, argument, integer, is_slice, last_dim, number, packet, tensor_of
+from tilestream.graph.nodes import Unsupported, argument, aten, integer, is_slice, last_dim, number, packet, tensor_of
 from tilestream.graph.operators.elementwise import identity, only_first
 from tilestream.graph.operators.linear import linear
-from tilestream.graph.operators.rules import rule
+from tilestream.graph.operators.rules import REDUCTIONS, rule
 from tilestream.graph.rewrites.maxima import is_of_groups
 from tilestream.graph.sizes import same_size
 from tilestream.ir.dtypes import DTYPES
 from tilestream.ir.pipeline import Tile
 from tilestream.ir.tileops import GROUP
 
-aten = torch.ops.aten
 
-
-_REDUCTIONS = {aten.sum: "sum", aten.mean: "mean", aten.amax: "max", aten.amin: "min"}
-
-
-@rule(*_REDUCTIONS)
+@rule(*REDUCTIONS)
 def reduction(e: Emitter, node: fx.Node) -> Tile:
     """``sum``, ``mean``, ``amax``, ``amin`` over the features; ``amax`` over the rows that ``split_maxima`` groups."""
-    x, kind = node.args[0], _REDUCTIONS[packet(node)]
+    x, kind = node.args[0], REDUCTIONS[packet(node)]
     if kind == "max" and is_of_groups(node):
         tile = e.tile(x, e.matrix(x))
         return e.emit("max_rows", tile.features // GROUP, dtype_of(node), (tile,))

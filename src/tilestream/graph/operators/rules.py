@@ -8,6 +8,7 @@ from typing import TypeVar
 from torch import fx
 
 from tilestream.graph.lowering import Emitter
+from tilestream.graph.nodes import RESHAPES, aten
 from tilestream.graph.operators.writes import Writes
 from tilestream.ir.pipeline import Tile
 
@@ -21,6 +22,14 @@ RULES: dict[object, Rule] = {}
 
 ELEMENTWISE: dict[object, Elementwise] = {}
 """Those of operators that know nothing of dimensions: lowering to other axes than rows can share them."""
+
+SHAPES = {
+    *(*RESHAPES, aten.unsqueeze, aten.squeeze, aten.expand),
+    *(aten.clone, aten.contiguous, aten.detach, aten.alias),
+}
+"""Operators that leave elements in their order, or repeat them."""
+REDUCTIONS = {aten.sum: "sum", aten.mean: "mean", aten.amax: "max", aten.amin: "min"}
+"""Over features, with what they are called."""
 
 R = TypeVar("R", bound=Rule)
 E = TypeVar("E", bound=Elementwise)

@@ -14,9 +14,10 @@ from torch import fx
 
 from tilestream.graph.lowering import INDEX_STEPS, Binding, dtype_of
 from tilestream.graph.nodes import Unsupported, aten, is_view, packet, value
+from tilestream.graph.operators.rules import SHAPES
 from tilestream.graph.ragged.lists import Edges, Gather, sorted_lists
 from tilestream.graph.ragged.region import SortedIndices
-from tilestream.graph.ragged.rules import POINTWISE, VIEWS
+from tilestream.graph.ragged.rules import POINTWISE
 from tilestream.graph.region import EdgeArguments, region_of, result_of
 from tilestream.graph.rewrites.operators import LOOSE, SEGMENT_REDUCE
 from tilestream.graph.selection import Cut
@@ -98,7 +99,7 @@ def _is_seed(node: fx.Node) -> bool:
 
 def _is_of_nodes(node: fx.Node, edges: Edges) -> bool:
     fake = value(node)
-    by_element = packet(node) in POINTWISE or packet(node) in VIEWS
+    by_element = packet(node) in POINTWISE or packet(node) in SHAPES
     return by_element and fake is not None and fake.dim() > 0 and expression(fake.shape[0]) == edges.nodes
 
 

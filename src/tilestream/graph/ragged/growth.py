@@ -16,8 +16,9 @@ from torch import fx
 
 from tilestream.graph.convexity import Groups, successors
 from tilestream.graph.nodes import aten, is_gather, is_product, is_view, packet, value
+from tilestream.graph.operators.rules import REDUCTIONS, SHAPES
 from tilestream.graph.ragged.lists import Edges, Gather, gather_of, sorted_lists
-from tilestream.graph.ragged.rules import POINTWISE, REDUCTIONS, VIEWS
+from tilestream.graph.ragged.rules import POINTWISE
 from tilestream.graph.rewrites.operators import SEGMENT_REDUCE
 from tilestream.graph.sizes import expression
 from tilestream.graph.sums import CONSTANTS, first_alike
@@ -144,12 +145,12 @@ class _List:
         kind, rank = packet(node), node.meta["val"].dim()
         if kind in FILLS:
             return rank == 1
-        if kind not in POINTWISE and kind not in VIEWS and kind not in REDUCTIONS:
+        if kind not in POINTWISE and kind not in SHAPES and kind not in REDUCTIONS:
             return False
         read = [n for n in node.all_input_nodes if self._sized(n, self.edges.edges)]
         if kind in POINTWISE:
             read = [n for n in read if n.meta["val"].dim() == rank]
-        if not read or (kind in VIEWS and read[0] is not node.args[0]):
+        if not read or (kind in SHAPES and read[0] is not node.args[0]):
             return False
         for operand in read:  # all are asked
             self.takes_edge(operand)
@@ -186,7 +187,7 @@ class _List:
         """Whether a product reads it, through operators that could be in its kernel."""
 
         def passes_on(n: fx.Node) -> bool:
-            return self._sized(n, self.edges.edges) and packet(n) in (*POINTWISE, *VIEWS, aten.cat)
+            return self._sized(n, self.edges.edges) and packet(n) in (*POINTWISE, *SHAPES, aten.cat)
 
         return any(map(is_product, reached(node.users, lambda n: n.users if passes_on(n) else ())))
 
@@ -205,7 +206,7 @@ class _List:
         if self.is_seed(node):
             self.takes_edge(node.args[1])
             return True
-        if packet(node) not in POINTWISE and packet(node) not in VIEWS:
+        if packet(node) not in POINTWISE and packet(node) not in SHAPES:
             return False
         made_of = [self.takes_node(n) for n in node.all_input_nodes]  # all are asked
         return any(made_of)
@@ -216,7 +217,7 @@ class _List:
         if (found := gather_of(node, self.same)) is not None:  # a node's value, at the receivers of its edges
             own = found.index is self.edges.index and self._sized(found.table, self.edges.nodes)
             return own and self._sized(node, self.edges.edges)
-        fits = packet(node) in POINTWISE or packet(node) in VIEWS
+        fits = packet(node) in POINTWISE or packet(node) in SHAPES
         return fits and any(self._sized(node, size) for size in (self.edges.nodes, self.edges.edges))
 
     def _follow(self, groups: Groups[fx.Node], members: set[fx.Node], forward: set[fx.Node]) -> None:
@@ -254,7 +255,7 @@ class _List:
             if self._feeds_product(user) or not self._sized(user, self.edges.edges):
                 return False
             return not is_gather(user) or bool(behind) and all(u in forward and not is_gather(u) for u in behind)
-        if packet(user) in VIEWS:  # at the border it costs nothing
+        if packet(user) in SHAPES:  # at the border it costs nothing
             return bool(user.users) and all(self._joins(u, user, forward) for u in user.users)
         return True
 

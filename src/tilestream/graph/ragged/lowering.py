@@ -13,10 +13,11 @@ from torch import fx
 
 from tilestream.graph.lowering import Binding, Steps, constant_of, dtype_of
 from tilestream.graph.nodes import Unsupported, argument, packet, tensor_of, value
+from tilestream.graph.operators.rules import REDUCTIONS, SHAPES
 from tilestream.graph.provenance import source
 from tilestream.graph.ragged.growth import FILLS, Grown
 from tilestream.graph.ragged.lists import Gather
-from tilestream.graph.ragged.rules import POINTWISE, REDUCTIONS, VIEWS, features_of, rule_of
+from tilestream.graph.ragged.rules import POINTWISE, features_of, rule_of
 from tilestream.graph.ragged.spaces import Dim, Space
 from tilestream.graph.rewrites.operators import LOOSE, SEGMENT_REDUCE
 from tilestream.graph.sizes import expression, settled
@@ -103,7 +104,7 @@ class Shapes:
         rows = self._grown.gather(node) or self._grown.inside.get(node)
         if rows is not None:
             return self._rows(rows.table)
-        if kind in VIEWS:
+        if kind in SHAPES:
             return self._view(node, [int(d) for d in sizes])
         if kind in REDUCTIONS:
             dims, over = self.given(_node(node.args[0])), features_of(node)
@@ -193,7 +194,7 @@ class Ragged:
             if number is None:
                 raise Unsupported("it is filled with what is no number")
             self.values[node] = self._op("fill", (EDGES,), (), attrs={"value": number})
-        elif kind in VIEWS:
+        elif kind in SHAPES:
             self.values[node] = self.tile(node.args[0])
         elif kind in REDUCTIONS:
             self.values[node] = self._summed(node, REDUCTIONS[kind])

@@ -19,14 +19,6 @@ from tilestream.ir.pipeline import Tile
 
 LARGEST = torch.finfo(torch.float32).max
 
-VIEWS = {
-    *(aten.view, aten._unsafe_view, aten.reshape, aten.unsqueeze, aten.squeeze, aten.expand),
-    *(aten.clone, aten.contiguous, aten.detach, aten.alias),
-}
-"""Operators that leave elements in their order, or repeat them."""
-
-REDUCTIONS = {aten.sum: "sum", aten.mean: "mean", aten.amax: "max", aten.amin: "min"}
-"""Over features, with what they are called."""
 
 Rule = Callable[[Writes, fx.Node], Tile]
 
