@@ -148,3 +148,28 @@ def test_weights_that_lie_transposed() -> None:
         results.append(y)
     torch.cuda.synchronize()
     assert torch.equal(*results)
+
+
+class Neighbours(nn.Module):
+    """Attention over 196 pixels, a block, and a depthwise convolution, as Twins has them."""
+
+    def __init__(self, width: int = 256, side: int = 14) -> None:
+        super().__init__()
+        self.heads, self.side = width // 32, side
+        self.query, self.keys = nn.Linear(width, width), nn.Linear(width, 2 * width)
+        self.block = nn.Sequential(nn.Linear(width, 128), nn.GELU(), nn.Linear(128, width))
+        self.mixed = nn.Conv2d(width, width, 3, 1, 1, groups=width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        images, rows, width = x.shape
+        q = self.query(x).view(images, rows, self.heads, -1).transpose(1, 2)
+        k, v = self.keys(x).view(images, rows, 2, self.heads, -1).permute(2, 0, 3, 1, 4)
+        x = nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(images, rows, width)
+        picture = self.block(x).transpose(1, 2).view(images, width, self.side, self.side)
+        return self.block(self.mixed(picture).flatten(2).transpose(1, 2))
+
+
+def test_attention_in_front_of_a_convolution() -> None:
+    """What its backward graph reads Inductor saves channels last, which cuDNN's attention would not take."""
+    module, inputs = Neighbours().cuda().bfloat16(), (torch.randn(4, 196, 256, device="cuda").bfloat16(),)
+    judged(module, step(compiled(module), module, inputs), inputs)
