@@ -14,7 +14,7 @@ from programs import Program, chain, edge_block, nerf, slopes
 from tilestream import cuda, devices
 from tilestream.cuda.compile import compiler_version
 from tilestream.ir.pipeline import Pipeline, Residency, Shard
-from tilestream.kernels.costs import overlapped
+from tilestream.kernels.costs import beside
 from tilestream.kernels.stream.build import build
 from tilestream.kernels.stream.counts import StepCounts, code_apart, code_size, counts
 from tilestream.kernels.stream.input_ring import ISSUE_S, Arrivals
@@ -130,9 +130,9 @@ def test_code_that_the_cache_does_not_hold_is_fetched_at_every_step():
 
 
 def test_overlapped_is_between_the_longest_and_the_sum():
-    assert overlapped(3.0, 0.0) == pytest.approx(3.0)
-    assert overlapped(0.0, 0.0) == 0.0
-    assert 3.0 < overlapped(3.0, 2.0) < 5.0
+    assert beside((3.0, 0.0)) == pytest.approx(3.0)
+    assert beside((0.0, 0.0)) == 0.0
+    assert 3.0 < beside((3.0, 2.0)) < 5.0
 
 
 def test_a_prediction_takes_milliseconds():

@@ -89,12 +89,8 @@ def hidden(seconds: Sequence[float], share: float) -> float:
     return longest + (1 - share) * (sum(seconds) - longest)
 
 
-def overlapped(*seconds: float) -> float:
-    """``shared`` by ``SHARING``."""
-    return shared(seconds, SHARING)
-
-
 beside: Together = partial(shared, power=SHARING)
+"""Of parts side by side that overlap but not wholly."""
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from tilestream.ir.launches import cut_at_dram
 from tilestream.ir.lengths import EDGES_A_NODE
 from tilestream.ir.pipeline import Pipeline, Queue, Residency, Stage, Transport
 from tilestream.ir.sizes import at_once, bytes_of, in_places, loaded_bytes, phases, table_bytes, tiles_of, weight_bytes
-from tilestream.kernels.costs import overlapped
+from tilestream.kernels.costs import beside
 from tilestream.kernels.stream.stage_cost import stage_cost
 from tilestream.simulator.library import Cache, bulk_kernels, launches
 from tilestream.simulator.tables import compute_s
@@ -60,7 +60,7 @@ def _stage(stage: Stage, launch: Pipeline, rows: int, device: Device, loaded: se
     work = replace(work, l2_write=work.l2_write + cost.scattered)
     compute = cost.step_s - cost.step["queue"].seconds  # queues are simulated
     memory = sharing * (work.dram_read + work.dram_write) / device.dram_bytes_per_s
-    late = overlapped(compute, memory) - max(compute, memory)
+    late = beside((compute, memory)) - max(compute, memory)
     work = replace(work, own_s=max(0.0, compute - max(compute_s(work, device))) + late)
     steps = ceil(tiles_of(rows, stage) / per_step)
     ctas = max(1, min(stage.replicas, steps))

@@ -105,7 +105,7 @@ def find_chain(stage: Stage, pipeline: Pipeline) -> Chain:
 class _Reader:
     def __init__(self, stage: Stage, pipeline: Pipeline) -> None:
         self.stage, self.pipeline = stage, pipeline
-        self.loaded = {op.out.name: op.params[0] for op in stage.ops if op.kind == "load" and op.out is not None}
+        self.loaded = {op.made.name: op.params[0] for op in stage.ops if op.kind == "load"}
         self.stored: dict[str, str] = {}
         for op in stage.ops:
             if op.kind in ("load", "store") and any(
@@ -135,12 +135,10 @@ class _Reader:
         if last and not made:
             raise VerifyError(f"{layers[-1].source}: dX of the first layer is not stored", "store it, or leave it out")
         left = tuple((x.result, self.stored.pop(x.result)) for x in layers[:-1] if x.result in self.stored)
-        if extra := set(self.stored) - {op.out.name for op in over_rows if op.out} - self._totals():
+        totals = {op.made.name for op in self.stage.ops if _is_total(op)}
+        if extra := set(self.stored) - {op.made.name for op in over_rows} - totals:
             raise VerifyError(f"tile {min(extra)!r} leaves a backward chain", "leave it in another stage")
         return Chain(self.loaded[gradient], tuple(layers), made.pop() if made else "", self._dtype(), left)
-
-    def _totals(self) -> set[str]:
-        return {op.out.name for op in self.stage.ops if _is_total(op) and op.out is not None}
 
     def _first(self, over_rows: Sequence[TileOp], by_rows: Sequence[TileOp]) -> str:
         """The tile that comes as the last layer's dY: a loaded one that is multiplied by a weight, or summed alone."""
@@ -213,7 +211,7 @@ class _Reader:
         if name in self.loaded:
             streams[name] = self.loaded[name]
             return
-        maker = next(op for op in self.stage.ops if op.out is not None and op.out.name == name)
+        maker = self.stage.makers[name]
         if maker in ops:
             return
         if not _finite(maker) or maker.params:

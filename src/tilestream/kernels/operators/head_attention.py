@@ -6,7 +6,7 @@ from functools import cache
 from math import ceil
 
 from tilestream.kernels.operators.few_keys import MOST_TERMS, SHARED, START, Attention
-from tilestream.kernels.operators.lanes import LaneKernel
+from tilestream.kernels.operators.lanes import LaneKernel, text_of
 from tilestream.kernels.parts.mma import by_rows, specialisation
 from tilestream.kernels.parts.params import MAP, Field, Struct
 
@@ -84,11 +84,8 @@ def kernel(a: Attention) -> LaneKernel:
     defines = {"DTYPE": a.dtype, "FEATURES": a.features, "QUERIES": a.queries, "KEYS": a.keys}
     defines |= {"BUFFERS": buffers(a), "GROUPS": groups(a)}
     defines |= {"TERMS": a.terms, "PAIRED": int(a.paired), "SAFE": str(a.safe).lower()}
-    text = [f'#include "{name}.cuh"' for name in ("ptx", "math", "tile")]
-    text += [f"#define {name} {value}" for name, value in defines.items()]
     widths = {min(blocks, MOST_BLOCKS), max(blocks - MOST_BLOCKS, 1)}  # the second is compiled where it is not used
     products = [*(specialisation(a.dtype, wide) for wide in sorted(widths)), by_rows(a.dtype, features)]
-    text += ["namespace ts {", "#ifndef TS_HOST", *products, "#endif", "}"]
-    text += [PARAMS.text, '#include "head_attention.cuh"', ""]
+    text = text_of("head_attention.cuh", PARAMS, defines, products=products)
     shared = buffers(a) * (_buffer_bytes(a) + 16)
-    return LaneKernel(NAME, "\n".join(text), PARAMS, 4 * (groups(a) + 1), shared, warpgroups=groups(a))
+    return LaneKernel(NAME, text, PARAMS, 4 * (groups(a) + 1), shared, warpgroups=groups(a))

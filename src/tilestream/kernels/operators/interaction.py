@@ -7,6 +7,7 @@ from functools import cache
 
 from tilestream.kernels.operators.lanes import LaneKernel, text_of
 from tilestream.kernels.parts.params import Field, Struct, pointers
+from tilestream.kernels.stream.model import ceil_to
 
 FORWARD, BACKWARD = "tilestream_interaction", "tilestream_interaction_backward"
 PIECE = 8
@@ -39,7 +40,7 @@ class Kernel:
     @property
     def width(self) -> int:
         """Elements of a row of results: the head and the products, zeros up to 16 bytes."""
-        return (self.features if self.head >= 0 else 0) + _ceil(self.pairs, PIECE)
+        return (self.features if self.head >= 0 else 0) + ceil_to(self.pairs, PIECE)
 
     @property
     def slot_bytes(self) -> int:
@@ -51,12 +52,12 @@ class Kernel:
 
     @property
     def pitch(self) -> int:
-        return _ceil(self.features, 16) * 2 + 16
+        return ceil_to(self.features, 16) * 2 + 16
 
     @property
     def common_bytes(self) -> int:
         """Of a CTA: where products go or come from, and, backward, a row of zeros."""
-        table = _ceil(self.pairs, PIECE)
+        table = ceil_to(self.pairs, PIECE)
         return 6 * table + self.pitch if self.name == BACKWARD else 2 * table
 
     @property
@@ -123,7 +124,3 @@ def lane_kernel(kernel: Kernel, warps: int = 0) -> LaneKernel:
 
     argued = argument(kernel.vectors)
     return LaneKernel(kernel.name, kernel.text(warps), argued, warps, kernel.shared_bytes(warps), True, told)
-
-
-def _ceil(n: int, step: int) -> int:
-    return -(-n // step) * step

@@ -73,12 +73,22 @@ def no_row(words: Sequence[int], told: NoRow) -> str:
     return told(*halves(words, 2)[1], words[2], words[3])
 
 
-def text_of(header: str, argument: Struct, defines: Mapping[str, Any] | None = None, before: str = "") -> str:
+def text_of(
+    header: str,
+    argument: Struct,
+    defines: Mapping[str, Any] | None = None,
+    before: str = "",
+    products: Sequence[str] = (),
+) -> str:
     """The source of a kernel that a header holds: what it is compiled for, its argument, the header.
 
     Args:
         before: another header, which the argument needs.
+        products: of tensor cores (``parts.mma``); the host's machine has all of them.
     """
     lines = [f"#define {name} {value}" for name, value in (defines or {}).items()]
+    if products:
+        headers = [f'#include "{name}.cuh"' for name in ("ptx", "math", "tile")]
+        lines = [*headers, *lines, "namespace ts {", "#ifndef TS_HOST", *products, "#endif", "}"]
     lines += [f'#include "{before}"'] if before else []
     return "\n".join([*lines, argument.text, f'#include "{header}"', ""])

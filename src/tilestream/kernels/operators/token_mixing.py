@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from math import ceil, gcd
 
-from tilestream.kernels.operators.lanes import LaneKernel
+from tilestream.kernels.operators.lanes import LaneKernel, text_of
 from tilestream.kernels.parts.mma import of_columns, specialisation
 from tilestream.kernels.parts.params import MAP, Field, Struct, pointers
 
@@ -88,12 +88,8 @@ def kernel(mixing: Mixing) -> LaneKernel:
         "CLUSTER": cluster, "PIECE": mixing.piece,
     }  # fmt: skip
     made = [of_columns(mixing.dtype, CHUNK // 8, False), specialisation(mixing.dtype, ceil(mixing.tokens / 8))]
-    text = ['#include "ptx.cuh"', '#include "math.cuh"', '#include "tile.cuh"']
-    text += [f"#define {name} {value}" for name, value in shape.items()]
-    text += ["namespace ts {", "#ifndef TS_HOST", *made, "#endif", "}", PARAMS.text]
-    text += ['#include "token_mixing.cuh"', ""]
-    source = "\n".join(text)
-    return LaneKernel(NAME, source, PARAMS, WARPS, mixing.shared_bytes, warpgroups=GROUPS, cluster=cluster)
+    text = text_of("token_mixing.cuh", PARAMS, shape, products=made)
+    return LaneKernel(NAME, text, PARAMS, WARPS, mixing.shared_bytes, warpgroups=GROUPS, cluster=cluster)
 
 
 ISSUED = 0.65

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from tilestream.errors import CompileError
 from tilestream.ir.pipeline import TileOp
+from tilestream.ir.tileops import OPS
 
 SOFTPLUS = (("beta", 1.0), ("threshold", 20.0))  # 0 is a threshold like any other
-_CALL = {
-    "relu": "relu", "gelu": "gelu", "gelu_tanh": "gelu_tanh", "silu": "silu", "sigmoid": "sigmoid", "tanh": "tanh_",
-    "gelu_slope": "gelu_slope", "exp": "exp_", "expm1": "expm1_", "log": "log_", "sin": "sin_", "cos": "cos_",
-    "neg": "neg", "abs": "abs_", "sqrt": "sqrt_", "rsqrt": "rsqrt_", "reciprocal": "reciprocal", "square": "square",
-    "add": "add", "sub": "sub", "mul": "mul", "div": "div", "maximum": "maximum", "minimum": "minimum",
-    "relu_backward": "relu_backward",
-}  # fmt: skip
+_OF_C = ("tanh", "exp", "expm1", "log", "sin", "cos", "abs", "sqrt", "rsqrt")
+"""Names that C++ has for functions of its own: ours end in ``_``. Others are called as the ops are."""
 
 
 def literal(value: float) -> str:
@@ -32,10 +28,10 @@ def expression(op: TileOp, operands: list[str]) -> str:
         return f"softplus({operands[0]}, {literal(beta)}, {literal(inverse)}, {literal(threshold)})"
     if op.kind == "cast":
         return operands[0] if op.made.dtype == "f32" else f"Io<{op.made.dtype}>::round({operands[0]})"
-    if op.kind not in _CALL:
+    if OPS[op.kind].family not in ("unary", "binary"):
         raise CompileError(f"tile op {op.kind!r} at {op.source} has no CUDA snippet", "use target='reference'")
     scalar = op.attr("scalar")
     args = [*operands] if scalar is None else [*operands, literal(float(scalar))]
     if op.attr("reversed"):
         args.reverse()
-    return f"{_CALL[op.kind]}({', '.join(args)})"
+    return f"{op.kind}{'_' if op.kind in _OF_C else ''}({', '.join(args)})"

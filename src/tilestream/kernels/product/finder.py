@@ -114,7 +114,8 @@ class Finder:
             if op.out is None or op.out.name not in reached or op.result_axes != (rows, hid):
                 continue
             if op.kind == "product":
-                firsts.append(Product(op.params[0], self._weight_offset(op), op.out.name))
+                rows_from = op.views[-1].at or (At(),)
+                firsts.append(Product(op.params[0], rows_from[0].offset, op.out.name))
                 self._weight(op, hid, next(iter(sums(op)), ""), firsts[-1].offset)
             else:
                 self._elementwise(op, rows, hid)
@@ -122,10 +123,6 @@ class Finder:
         if not 1 <= len(firsts) <= MOST_PRODUCTS:
             raise self._refuse(None, f"its first layer has {len(firsts)} products, 1 to {MOST_PRODUCTS} can be held")
         return tuple(middle), tuple(firsts)
-
-    def _weight_offset(self, op: TileOp) -> int:
-        at = op.views[-1].at or ()
-        return at[0].offset if at else 0
 
     def _input(self, makers: list[TileOp], rows: str) -> tuple[str, str, tuple[TileOp, ...], Grid | None]:
         """The columns of what the products ``makers`` read; the tensor that it is, or ops that make it; and at which

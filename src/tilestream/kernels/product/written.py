@@ -107,14 +107,11 @@ def with_column(written: Pipeline) -> Pipeline:
     made = {product.out.name}
     ops: list[TileOp] = []
     for op in stage.ops:
-        if op is product:
-            ops.append(_of_columns(op, column, made))
-        elif not made.isdisjoint(op.ins):
+        if op is product or not made.isdisjoint(op.ins):
             if op.out is not None:
                 made.add(op.out.name)
-            ops.append(_of_columns(op, column, made))
-        else:
-            ops.append(op)
+            op = _of_columns(op, column, made)
+        ops.append(op)
     return written.with_stages((replace(stage, ops=tuple(ops)), *written.stages[1:]))
 
 

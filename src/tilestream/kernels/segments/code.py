@@ -58,8 +58,8 @@ class Code:
         registers are for the edges, and of several CTAs that share a node one alone comes there."""
         loads = [v for v in self.p.reads if self.place_of(v) is Place.NODE]
         lines = ["Node n;", *(line for v in loads for line in self._load(v, "node", f"w{self.numbers[v]}"))]
-        for name in self.p.counted:
-            lines += self._counted(self.p.sums[name])
+        for name, each in self.p.counted.items():
+            lines += self._assign(self.p.sums[name], f"{literal(each)} * (float)(how.to - how.from)")
         left = [*loads, *(s.makes for s in self.p.nodes if s.write is None and s.makes not in self.p.sums)]
         for depth, each in enumerate(self.passes):
             lines += self._now(left, self._needed(each.each))
@@ -94,10 +94,6 @@ class Code:
 
     def _unpack(self, value: str, words: str) -> str:
         return self.access(value).unpacked(self.name(value), words)
-
-    def _counted(self, s: Step) -> list[str]:
-        value = f"{literal(self.p.counted[s.makes])} * (float)(how.to - how.from)"
-        return self._assign(s, value)
 
     # -- values
 
@@ -227,11 +223,11 @@ class PassCode:
     def load(self) -> list[str]:
         lines = []
         for name, a in self.words.items():
-            lines += a.load(f"row.w{self.code.numbers[name]}", self._row(a.read.index, "row."))
+            lines += a.load(f"row.w{self.code.numbers[name]}", self._row(a.read.index))
         return lines
 
-    def _row(self, index: int, of: str) -> str:
-        return f"{of}at{index}" if index >= 0 else "(u32)at"
+    def _row(self, index: int) -> str:
+        return f"row.at{index}" if index >= 0 else "(u32)at"
 
     def _values(self, ends: Sequence[str]) -> list[str]:
         """Statements that make values of an edge, and all that they are made of, from its rows."""
@@ -277,7 +273,7 @@ class PassCode:
         for s in self.each.stores:
             assert s.write is not None
             access = Access(self.p, self.code.at, s.write)
-            lines += access.store(self.code.name(s.operands[0]), self._row(s.write.index, "row."), "")
+            lines += access.store(self.code.name(s.operands[0]), self._row(s.write.index), "")
         weights = iter(self._firsts())
         for k in self.kept:
             lines += self._over(k, self._weighed(k, next(weights)) if k.scores else self._combined(k))

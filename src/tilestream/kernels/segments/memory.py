@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import gcd, prod
 
@@ -150,26 +150,19 @@ class Access:
             ]
             lines = loop("r", self.at.vectors, block(f"if ({' && '.join(['t.there(r)', *first])})", stored))
         else:
-            lines = self._each(lambda n, there: self._store_one(values, n, there, missing))
+            by_vector = (
+                ["t.inner(r) == 0", *first] if self.by_vector else [f"{self.coordinate(a)} == 0" for a in missing]
+            )
+            only = by_vector if self.read.axes else ["t.lane == 0"]
+            put = f"put_one<{dtype}>(to + {self.bytes} * ({self.place()}), {values}"
+
+            def one(n: str, there: str) -> str:
+                return f"if ({' && '.join(c for c in (there, *only) if c != 'true')}) {put}[{n}]);"
+
+            lines = self._each(one)
         return block(f"if ({alone})" if alone else "", [start, *lines])
 
-    def _store_one(self, values: str, n: str, there: str, missing: Sequence[str]) -> str:
-        conditions = [there]
-        if not self.read.axes:
-            conditions.append("t.lane == 0")
-        elif self.by_vector:
-            conditions += [
-                "t.inner(r) == 0",
-                *(f"{self.coordinate(a)} == 0" for a in missing if a in self.p.space.prefix),
-            ]
-        else:
-            conditions += [f"{self.coordinate(a)} == 0" for a in missing]
-        place = f"to + {self.bytes} * ({self.place()})"
-        return (
-            f"if ({' && '.join(c for c in conditions if c != 'true')}) put_one<{self.dtype}>({place}, {values}[{n}]);"
-        )
-
-    def _each(self, one) -> list[str]:
+    def _each(self, one: Callable[[str, str], str]) -> list[str]:
         """A statement for every element of a lane: of its place among them, and C++ of whether it exists."""
         if not self.read.axes:
             return [one("0", "true")]

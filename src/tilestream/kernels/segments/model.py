@@ -197,12 +197,9 @@ class _Reader:
         if kind in READS and operands[0] in self.reads and self.reads[operands[0]].axes == axes:
             self.reads[op.out.name] = replace(self.reads.pop(operands[0]), dtype=op.out.dtype)
             return None
-        if kind not in (*READS, "fill") and not self._is_elementwise(op):
+        if kind not in (*READS, "fill") and OPS[kind].family not in ELEMENTWISE:
             self._no(f"its kernel has no op {kind!r}", op)
         self._add(op, operands, place, axes)
-
-    def _is_elementwise(self, op: TileOp) -> bool:
-        return OPS[op.kind].family in ELEMENTWISE
 
     def _add(self, op: TileOp, operands: tuple[str, ...], place: Place, axes: tuple[str, ...]) -> Step:
         assert op.out is not None

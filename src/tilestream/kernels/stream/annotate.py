@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from tilestream.ir.pipeline import Pipeline
-from tilestream.kernels.stream.model import Schedule, Step
+from tilestream.kernels.stream.model import Step
 
 
-def comments(schedule: Schedule, pipeline: Pipeline) -> list[str]:
-    """One line a step: its stage and number, its tile operations, and the user's lines that they come from."""
-    return [_comment(schedule.stage.name, step, pipeline) for step in schedule.steps]
-
-
-def _comment(stage: str, step: Step, pipeline: Pipeline) -> str:
+def comment(stage: str, step: Step, pipeline: Pipeline) -> str:
+    """A line on a step: its stage and number, its tile operations, and the user's lines that they come from."""
     ops = [op for phase in step.phases for op in (*phase.nodes, *phase.reduces, *phase.row_nodes)]
     words = [op.kind for op in ops]
     if step.gemm is not None:

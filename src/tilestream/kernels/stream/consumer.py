@@ -9,7 +9,7 @@ from operator import itemgetter
 
 from tilestream.ir.pipeline import Pipeline
 from tilestream.kernels.parts.text import UNROLL, block, loop, plus
-from tilestream.kernels.stream.annotate import comments
+from tilestream.kernels.stream.annotate import comment
 from tilestream.kernels.stream.column_loop import ROW_BYTES, column_loop
 from tilestream.kernels.stream.epilogue import Epilogue
 from tilestream.kernels.stream.layout import Layout, boxes_of, turns_of
@@ -67,9 +67,9 @@ class ConsumerEmitter(Names):
 
     def annotated(self) -> str:
         """The text of ``body``, which was made before, with a comment on every step."""
-        made = zip(self.s.steps, comments(self.s, self.pipeline), strict=True)
         notes: list[str] = []
-        for step, note in made:  # a block has the comments of all its steps
+        for step in self.s.steps:  # a block has the comments of all its steps
+            note = comment(self.s.stage.name, step, self.pipeline)
             notes = [*notes, note] if self._begins(step) else [*notes[:-1], f"{notes[-1]}\n{note}"]
         notes += [""] * (len(self.blocks) - len(notes))
         return "\n".join(_roll(self.blocks, turns_of(self.s), notes))

@@ -86,16 +86,13 @@ class NodeSums:
     def after(self, sinks: list[Sink], column: str) -> list[str]:
         """Behind a turn's pairs."""
         barrier = self.names.barrier()
-        return [barrier, *(self._call("sum_to_nodes", s.target, s.dtype, column) for s in sinks), barrier]
+        return [barrier, *(self._call(s.target, column) for s in sinks), barrier]
 
-    def _call(self, what: str, target: str, dtype: str, column: str) -> str:
+    def _call(self, target: str, column: str) -> str:
         out, left = self._pointer("output", target), self._pointer(CARRY, f"{target}.{CARRY}")
         given = f"{self._values}, {self._runs}, (void*){out}, (float*){left}, tile, {column}"
-        return f"{what}{self._types(target, dtype)}({given});"
-
-    def _types(self, target: str, dtype: str) -> str:
         op = next(op for op in self.sums if op.params[0] == target)
-        return f"<{HOW[op.combine]}, {dtype}, {self.names.pipeline.tensor(target).features}>"
+        return f"sum_to_nodes<{_types(op, self.names.pipeline)}>({given});"
 
 
 def joins(pipeline: Pipeline, tables: Tables) -> list[str]:
@@ -107,6 +104,13 @@ def joins(pipeline: Pipeline, tables: Tables) -> list[str]:
         given = [f"({kind})p.pointers[{tables.pointer(*of)}]" for kind, of in kinds.items()]
         lists = [tables.pointer(RECEIVERS, receivers), tables.pointer(STARTS, starts)]
         given += [f"(const int*)p.pointers[{k}]" for k in lists]
-        types = f"{HOW[op.combine]}, {out.dtype}, {out.features}"
-        lines.append(f"join_nodes<{types}>({', '.join(given)}, (int)p.strides[{lists[1]}], p.rows, p.phase);")
+        lines.append(
+            f"join_nodes<{_types(op, pipeline)}>({', '.join(given)}, (int)p.strides[{lists[1]}], p.rows, p.phase);"
+        )
     return lines
+
+
+def _types(op: TileOp, pipeline: Pipeline) -> str:
+    """How the rows of a node are combined, and what they become."""
+    out = pipeline.tensor(op.params[0])
+    return f"{HOW[op.combine]}, {out.dtype}, {out.features}"

@@ -11,7 +11,7 @@ from tilestream.devices import Device
 from tilestream.errors import VerifyError
 from tilestream.ir.pipeline import DTYPE_BYTES, Pipeline, Residency, Stage, Transport
 from tilestream.ir.sizes import Phase, phases, weight_bytes
-from tilestream.kernels.costs import Amount, Counts, overlapped
+from tilestream.kernels.costs import Amount, Counts, beside
 from tilestream.kernels.stream.build import build
 from tilestream.kernels.stream.counts import (
     WARPGROUP,
@@ -117,7 +117,7 @@ def _warpgroups(ahead: float | None, seconds: Sequence[float]) -> float:
     together = products + max(epilogues, issue) + waited
     if ahead is None:
         return together
-    apart = overlapped(products / 2 + epilogues + waited, products, issue)
+    apart = beside((products / 2 + epilogues + waited, products, issue))
     return ahead * apart + (1 - ahead) * together
 
 
