@@ -15,7 +15,7 @@ from tilestream.ir.lengths import Lengths, Sizes
 from tilestream.ir.pipeline import ELEMENT_BYTES, Role
 from tilestream.kernels.segments.cost import batch_s, launch_s, traffic, visit_s
 from tilestream.kernels.segments.kernel import SegmentsKernel
-from tilestream.kernels.segments.layout import LONG, PIECE_EDGES, SLOTS, THREADS, in_flight, resident
+from tilestream.kernels.segments.layout import LONG, PIECE_EDGES, SLOTS, THREADS
 from tilestream.simulator.workload import Engine, SimLaunch, SimStage, TileWork
 
 REGISTERS, WARP_REGISTERS = 65_536, 8
@@ -91,18 +91,18 @@ def segments_launch(kernel: SegmentsKernel, size: Sizes, device: Device) -> SimL
 
 def _waits_s(kernel: SegmentsKernel, chains: np.ndarray, lengths: Lengths, device: Device) -> tuple[float, ...]:
     """Of tiles whose longest team goes along so many edges: what a node's bounds and each batch of its edges wait."""
-    program, at = kernel.program, kernel.layout
-    moved = traffic(program, lengths.outer, lengths.total, device)
+    at = kernel.layout
+    moved = traffic(at.p, lengths.outer, lengths.total, device)
     total = np.full(len(chains), visit_s(device))
-    for each in program.passes:
-        batches = np.ceil(chains / (in_flight(program, at, each) * at.at_once))
-        total += batches * batch_s(program, at, each, moved, device)
+    for each in at.p.passes:
+        batches = np.ceil(chains / (at.in_flight(each) * at.at_once))
+        total += batches * batch_s(at, each, moved, device)
     return tuple(total.tolist())
 
 
 def _registers(kernel: SegmentsKernel) -> int:
     """Of a thread: what the compiler is left by the CTAs that an SM should hold."""
-    return REGISTERS // (THREADS * resident(kernel.program, kernel.layout)) // WARP_REGISTERS * WARP_REGISTERS
+    return REGISTERS // (THREADS * kernel.layout.resident) // WARP_REGISTERS * WARP_REGISTERS
 
 
 def _share_of_edges(kernel: SegmentsKernel, lengths: Lengths, device: Device) -> float:

@@ -10,9 +10,9 @@ from itertools import accumulate
 from tilestream.ir.ways import reached
 from tilestream.kernels.parts.snippets import expression, literal
 from tilestream.kernels.parts.text import block, loop
-from tilestream.kernels.segments.layout import Layout, count, in_flight
+from tilestream.kernels.segments.layout import Layout
 from tilestream.kernels.segments.memory import Access
-from tilestream.kernels.segments.model import Pass, Place, Program, Step, made_of
+from tilestream.kernels.segments.model import Pass, Place, Step, made_of
 
 IDENTITY = {"sum": 0.0, "max": float("-inf"), "min": float("inf"), "mul": 1.0}
 ALIKE = ("cast", "copy", "load")
@@ -23,40 +23,36 @@ COMBINE = {"sum": "Sum", "max": "Larger", "min": "Smaller", "mul": "Times"}
 class Code:
     """C++ of a program in a layout. Values are arrays: of edges local ones, else members of ``Node`` and ``Fixed``."""
 
-    def __init__(self, program: Program, at: Layout) -> None:
-        self.p, self.at = program, at
-        self.numbers = {name: n for n, name in enumerate((*program.reads, *program.steps))}
-        self.passes = [PassCode(self, each) for each in program.passes]
-
-    def place_of(self, value: str) -> Place:
-        return (self.p.reads.get(value) or self.p.steps[value]).place
+    def __init__(self, at: Layout) -> None:
+        self.p, self.at = at.p, at
+        self.numbers = {name: n for n, name in enumerate((*self.p.reads, *self.p.steps))}
+        self.passes = [PassCode(self, each) for each in self.p.passes]
 
     def name(self, value: str) -> str:
         """C++ of a value's array."""
-        return {Place.EDGE: "e", Place.NODE: "n.v", Place.FIXED: "f.v"}[self.place_of(value)] + str(self.numbers[value])
-
-    def count(self, axes: tuple[str, ...]) -> int:
-        return count(self.p, self.at, axes)
+        return {Place.EDGE: "e", Place.NODE: "n.v", Place.FIXED: "f.v"}[self.p.value(value).place] + str(
+            self.numbers[value]
+        )
 
     def access(self, value: str) -> Access:
-        return Access(self.p, self.at, self.p.reads[value])
+        return Access(self.at, self.p.reads[value])
 
     # -- the parts of the template
 
     def members(self, place: str) -> list[str]:
         """Arrays of ``Node`` or ``Fixed``."""
-        here = [v for v in self.numbers if self.place_of(v) == place]
-        return [f"float v{self.numbers[v]}[{self.count(self.p.axes(v))}];" for v in here]
+        here = [v for v in self.numbers if self.p.value(v).place == place]
+        return [f"float v{self.numbers[v]}[{self.at.count(self.p.axes(v))}];" for v in here]
 
     def fixed(self) -> list[str]:
-        reads = [v for v in self.p.reads if self.place_of(v) is Place.FIXED]
+        reads = [v for v in self.p.reads if self.p.value(v).place is Place.FIXED]
         lines = [line for v in reads for line in block("", [*self._load(v, "", "words"), self._unpack(v, "words")])]
         return [*lines, *(line for s in self.p.fixed for line in self.value(s))]
 
     def node(self) -> list[str]:
         """What is done for a node: its own rows loaded, values that a pass needs before it, all else behind the last:
         registers are for the edges, and of several CTAs that share a node one alone comes there."""
-        loads = [v for v in self.p.reads if self.place_of(v) is Place.NODE]
+        loads = [v for v in self.p.reads if self.p.value(v).place is Place.NODE]
         lines = ["Node n;", *(line for v in loads for line in self._load(v, "node", f"w{self.numbers[v]}"))]
         for name, each in self.p.counted.items():
             lines += self._assign(self.p.sums[name], f"{literal(each)} * (float)(how.to - how.from)")
@@ -67,7 +63,7 @@ class Code:
         lines += self._now(left, set(left))
         for s in self.p.nodes:
             if s.write is not None:
-                lines += Access(self.p, self.at, s.write).store(self.name(s.operands[0]), "node", "how.writes(t)")
+                lines += Access(self.at, s.write).store(self.name(s.operands[0]), "node", "how.writes(t)")
         return lines
 
     def _needed(self, each: Pass) -> set[str]:
@@ -99,27 +95,27 @@ class Code:
 
     def at_index(self, value: str, of: int) -> str:
         """C++ of a value's element in a loop over ``of`` elements ``i``."""
-        own = self.count(self.p.axes(value))
+        own = self.at.count(self.p.axes(value))
         return self.name(value) + ("[0]" if own == 1 else "[i]" if own == of else f"[i / {self.at.vector}]")
 
     def value(self, s: Step) -> list[str]:
         """Statements that make a step's value; of an edge, its array as well."""
-        declared = [f"float {self.name(s.makes)}[{self.count(s.axes)}];"] if s.place is Place.EDGE else []
+        declared = [f"float {self.name(s.makes)}[{self.at.count(s.axes)}];"] if s.place is Place.EDGE else []
         if s.op.kind == "product" and s.taken != s.axes:
             return [
                 *declared,
-                *self.over_features(s, self.name(s.makes), self.product(s.operands, self.count(s.taken))),
+                *self.over_features(s, self.name(s.makes), self.product(s.operands, self.at.count(s.taken))),
             ]
         return [*declared, *self._assign(s, self._element(s))]
 
     def _assign(self, s: Step, element: str) -> list[str]:
-        n = self.count(s.axes)
+        n = self.at.count(s.axes)
         line = f"{self.name(s.makes)}[{'i' if n > 1 else '0'}] = {element};"
         return loop("i", n, [line]) if n > 1 else [line]
 
     def _element(self, s: Step) -> str:
         """C++ of element ``i`` of a step's value."""
-        n = self.count(s.axes)
+        n = self.at.count(s.axes)
         if s.op.kind == "fill":
             return literal(float(s.op.attr("value", 1.0) or 0.0))
         if s.op.kind == "product":
@@ -175,12 +171,12 @@ class PassCode:
 
     def __init__(self, code: Code, each: Pass) -> None:
         self.code, self.each, self.p = code, each, code.p
-        self.in_flight = in_flight(code.p, code.at, each)
+        self.in_flight = code.at.in_flight(each)
         self.kept: list[Kept] = []
         first = 0
         for s in each.sums:
-            scores = code.count(self.p.axes(s.operands[0])) if s.op.combine == "softmax" else 0
-            self.kept.append(Kept(s, first, code.count(s.taken), scores))
+            scores = code.at.count(self.p.axes(s.operands[0])) if s.op.combine == "softmax" else 0
+            self.kept.append(Kept(s, first, code.at.count(s.taken), scores))
             first += self.kept[-1].count + 2 * scores
         self.count = first
         accesses = [code.access(name) for name in each.reads]
@@ -272,7 +268,7 @@ class PassCode:
         lines = self._values(ends)
         for s in self.each.stores:
             assert s.write is not None
-            access = Access(self.p, self.code.at, s.write)
+            access = Access(self.code.at, s.write)
             lines += access.store(self.code.name(s.operands[0]), self._row(s.write.index), "")
         weights = iter(self._firsts())
         for k in self.kept:

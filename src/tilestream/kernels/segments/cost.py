@@ -11,18 +11,7 @@ from tilestream.ir.pipeline import ELEMENT_BYTES
 from tilestream.ir.tileops import OPS
 from tilestream.kernels.coefficients.segments import H200_SEGMENTS as FITTED
 from tilestream.kernels.costs import Amount, Counts, beside
-from tilestream.kernels.segments.layout import (
-    LANE_BYTES,
-    LONG,
-    PIECE_EDGES,
-    SLOTS,
-    THREADS,
-    WARP,
-    Layout,
-    count,
-    in_flight,
-    resident,
-)
+from tilestream.kernels.segments.layout import LANE_BYTES, LONG, PIECE_EDGES, SLOTS, THREADS, WARP, Layout
 from tilestream.kernels.segments.model import Pass, Place, Program, Read, Step
 
 SECTOR = 32
@@ -57,15 +46,15 @@ class Walk:
     longest: tuple[int, ...]
 
 
-def walk(p: Program, at: Layout, lengths: Lengths) -> Walk:
+def walk(at: Layout, lengths: Lengths) -> Walk:
     """Of nodes in no order. Busy nodes come in pieces, of which each is a CTA's."""
-    short, pieces = dealt(p, lengths)
+    short, pieces = dealt(at.p, lengths)
     together, teams = max(1, WARP // at.team), max(1, THREADS // at.team)
     visits = ceil(short.outer / together) + WARPS * pieces.outer
     edges = short.steps_together(at.at_once, together) + WARPS * pieces.steps(THREADS // at.lanes)
     batches, chains, longest = list[float](), list[float](), list[int]()
-    for each in p.passes:
-        batch = in_flight(p, at, each) * at.at_once
+    for each in at.p.passes:
+        batch = at.in_flight(each) * at.at_once
         of_pieces = pieces.steps(batch * (THREADS // at.team))
         batches.append(short.steps_together(batch, together) + WARPS * of_pieces)
         chains.append(short.steps_together(batch, teams) + of_pieces)
@@ -91,13 +80,13 @@ def dealt(p: Program, lengths: Lengths) -> tuple[Lengths, Lengths]:
     return Lengths(left, each=each), Lengths(tuple(sorted((n, many) for n, many in pieces.items() if n and many)))
 
 
-def cost(p: Program, at: Layout, nodes: int, edges: int, device: Device, lengths: Lengths | None = None) -> Counts:
+def cost(at: Layout, nodes: int, edges: int, device: Device, lengths: Lengths | None = None) -> Counts:
     """A launch on so many nodes and edges, of these ``lengths`` or of a random graph's. Tables are taken to have as
     many rows as there are nodes; of tensors of edges each row is read once, in whatever order."""
-    moved = traffic(p, nodes, edges, device)
-    gone = walk(p, at, lengths or Lengths.at_random(nodes, edges))
-    lanes = gone.visits * VISIT + sum(gone.batches) * BATCH + gone.edges * sum(_of_edge(p, at, s) for s in p.passes)
-    special = gone.edges * sum(_special(p, at, each) for each in p.passes)
+    p, moved = at.p, traffic(at.p, nodes, edges, device)
+    gone = walk(at, lengths or Lengths.at_random(nodes, edges))
+    lanes = gone.visits * VISIT + sum(gone.batches) * BATCH + gone.edges * sum(_of_edge(at, s) for s in p.passes)
+    special = gone.edges * sum(_special(at, each) for each in p.passes)
     in_rows = Amount("rows in order", moved.in_order, device.dram_bytes_per_s)
     anywhere = Amount("rows at random", moved.scattered, device.dram_bytes_per_s)
     memory = Counts(
@@ -113,8 +102,8 @@ def cost(p: Program, at: Layout, nodes: int, edges: int, device: Device, lengths
         ),
         beside,
     )
-    slots = min(gone.ctas, float(device.sms * resident(p, at))) or 1.0
-    each_s = [batch_s(p, at, each, moved, device) for each in p.passes]
+    slots = min(gone.ctas, float(device.sms * at.resident)) or 1.0
+    each_s = [batch_s(at, each, moved, device) for each in p.passes]
     chains = sum(chain * s for chain, s in zip(gone.chains, each_s, strict=True))
     longest = visit_s(device) + sum(chain * s for chain, s in zip(gone.longest, each_s, strict=True))
     waits = (Amount("waits", (gone.ctas * visit_s(device) + chains) / slots), Amount("longest node", longest))
@@ -178,10 +167,10 @@ def visit_s(device: Device) -> float:
     return FITTED.visit * device.load_s
 
 
-def batch_s(p: Program, at: Layout, each: Pass, moved: Traffic, device: Device) -> float:
+def batch_s(at: Layout, each: Pass, moved: Traffic, device: Device) -> float:
     """Seconds of a batch of edges in a warp that has an SM for itself: it waits for the indices, and for the rows that
     they name, from wherever they come; then an instruction waits for the one before."""
-    work = in_flight(p, at, each) * _of_edge(p, at, each) + BATCH
+    work = at.in_flight(each) * _of_edge(at, each) + BATCH
     waits = FITTED.batch * device.again_s + moved.far * FITTED.from_dram * device.load_s
     return waits + work * device.issue_cycles / device.clock_hz
 
@@ -214,38 +203,38 @@ def _opened(r: Read) -> float:
     return _moved(r, BURST) + FITTED.opened
 
 
-def _of_edge(p: Program, at: Layout, each: Pass) -> float:
+def _of_edge(at: Layout, each: Pass) -> float:
     """Instructions of a warp for one edge of each of its teams."""
-    indices = {p.reads[name].index for name in each.reads} - {-1}
+    indices = {at.p.reads[name].index for name in each.reads} - {-1}
     total = EDGE + INDEX * len(indices)
     for name in each.reads:
-        r = p.reads[name]
-        n, size = count(p, at, r.axes), ELEMENT_BYTES[r.tensor.dtype]
+        r = at.p.reads[name]
+        n, size = at.count(r.axes), ELEMENT_BYTES[r.tensor.dtype]
         loads = at.vectors * ceil(at.vector * size / LANE_BYTES) if n == at.elements else n
         total += LOAD * loads + (n if size == 2 else 0)
     taken = {name for s in each.sums if s.op.combine == "sum" for name in s.operands}
     for s in each.steps:
-        total += 0.0 if s.op.kind == "mul" and s.makes in taken and len(s.operands) == 2 else _of_step(p, at, s)
-    return total + sum(_of_sum(p, at, each, s) for s in each.sums)
+        total += 0.0 if s.op.kind == "mul" and s.makes in taken and len(s.operands) == 2 else _of_step(at, s)
+    return total + sum(_of_sum(at, each, s) for s in each.sums)
 
 
-def _of_sum(p: Program, at: Layout, each: Pass, s: Step) -> float:
-    n = count(p, at, s.taken)
+def _of_sum(at: Layout, each: Pass, s: Step) -> float:
+    n = at.count(s.taken)
     if s.op.combine != "softmax":
         return float(n * max(1, len(s.operands) - 1))
-    scores = count(p, at, p.axes(s.operands[0]))
-    return n + SCORE * scores + 2.0 * n / in_flight(p, at, each)
+    scores = at.count(at.p.axes(s.operands[0]))
+    return n + SCORE * scores + 2.0 * n / at.in_flight(each)
 
 
-def _special(p: Program, at: Layout, each: Pass) -> float:
+def _special(at: Layout, each: Pass) -> float:
     """Of a lane for one edge, those of the special function unit; of a softmax an exponential of each score."""
-    total = sum(count(p, at, s.taken) * OPS[s.op.kind].transcendental for s in each.steps if s.op.kind != "product")
-    return total + sum(count(p, at, p.axes(s.operands[0])) for s in each.sums if s.op.combine == "softmax")
+    total = sum(at.count(s.taken) * OPS[s.op.kind].transcendental for s in each.steps if s.op.kind != "product")
+    return total + sum(at.count(at.p.axes(s.operands[0])) for s in each.sums if s.op.combine == "softmax")
 
 
-def _of_step(p: Program, at: Layout, s: Step) -> float:
-    n = count(p, at, s.taken)
+def _of_step(at: Layout, s: Step) -> float:
+    n = at.count(s.taken)
     if s.op.kind != "product":
         return n * max(1.0, 1.4 * OPS[s.op.kind].flops if OPS[s.op.kind].transcendental else OPS[s.op.kind].flops)
-    shuffles = (min(at.lanes, at.per_run) - 1).bit_length() * count(p, at, s.axes) if s.taken != s.axes else 0
+    shuffles = (min(at.lanes, at.per_run) - 1).bit_length() * at.count(s.axes) if s.taken != s.axes else 0
     return n * max(1, len(s.operands) - 1) + SHUFFLE * shuffles

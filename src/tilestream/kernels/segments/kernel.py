@@ -17,17 +17,7 @@ from tilestream.kernels.parts.source import Call, KernelSource, Part, Space
 from tilestream.kernels.parts.templating import rendered
 from tilestream.kernels.segments.code import Code
 from tilestream.kernels.segments.cost import cost
-from tilestream.kernels.segments.layout import (
-    LONG,
-    PIECE_EDGES,
-    SLOTS,
-    THREADS,
-    WARP,
-    Layout,
-    layout,
-    registers,
-    resident,
-)
+from tilestream.kernels.segments.layout import LONG, PIECE_EDGES, SLOTS, THREADS, WARP, Layout, layout
 from tilestream.kernels.segments.model import Program, program
 
 WORDS = 4
@@ -63,7 +53,7 @@ class SegmentsKernel(Kernel):
 
     @cached_property
     def code(self) -> Code:
-        return Code(self.program, self.layout)
+        return Code(self.layout)
 
     def check(self) -> None:
         assert self.layout
@@ -79,22 +69,21 @@ class SegmentsKernel(Kernel):
         return 4 * (THREADS // WARP) * self.layout.lanes * max(1, self.sums)
 
     def footprint(self, stage: Stage, limit: int) -> Footprint:
-        return Footprint(
-            self.shared_bytes, registers(self.program, self.layout), (("sums of a busy node", self.shared_bytes),)
-        )
+        size = self.shared_bytes
+        return Footprint(size, self.layout.registers, (("sums of a busy node", size),))
 
     def cost(self, rows: int, device: Device, edges: int | None = None, lengths: Lengths | None = None) -> Counts:
         """On ``rows`` nodes; of ``edges``, or of as many as nodes are assumed to have (``ir.lengths.EDGES_A_NODE``).
         Without ``lengths`` each edge is at any node."""
         edges = EDGES_A_NODE * rows if edges is None else edges
-        return cost(self.program, self.layout, rows, edges, device, lengths)
+        return cost(self.layout, rows, edges, device, lengths)
 
     def _emit(self, stamped: bool, annotate: bool) -> KernelSource:
         code, space = self.code, self.program.space
         text = rendered(
             "segments.cu.j2", self.launch, code=code, at=self.layout, runs=space.runs, run=space.run, threads=THREADS,
             host_threads=HOST_LANES, slots=SLOTS, long=LONG, piece=PIECE_EDGES, params=self.argument,
-            resident=resident(self.program, self.layout), most_sums=max(1, self.sums),
+            resident=self.layout.resident, most_sums=max(1, self.sums),
         )  # fmt: skip
         return KernelSource(self.launch, text, self.shared_bytes, self.argument, ((0, 0),))
 

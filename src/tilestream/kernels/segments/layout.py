@@ -32,6 +32,7 @@ class Layout:
     """Slot ``s = lane + r lanes`` has ``vector`` neighbouring elements of run ``s / per_run``.
 
     Attributes:
+        p: the program whose features they are.
         vector: elements of a vector.
         per_run: slots of a run, of which the first ``run / vector`` have elements.
         lanes: of a team that share the features.
@@ -39,6 +40,7 @@ class Layout:
         at_once: edges of a node side by side, where one's features take few lanes.
     """
 
+    p: Program
     vector: int
     per_run: int
     lanes: int
@@ -55,6 +57,56 @@ class Layout:
         """Of a lane, those that are not there included."""
         return self.vector * self.vectors
 
+    def count(self, axes: tuple[str, ...]) -> int:
+        """Registers of a value along ``axes``: one; one a vector, where all elements of a run are alike; one each."""
+        if not axes:
+            return 1
+        return self.vectors if set(axes) <= set(self.p.space.prefix) else self.elements
+
+    def row_words(self, each: Pass) -> int:
+        """Registers of what one edge's rows are loaded to."""
+        total = 0
+        for r in (self.p.reads[name] for name in each.reads):
+            n = self.count(r.axes)
+            total += n if DTYPE_BYTES[r.tensor.dtype] == 4 or n < self.elements else ceil(n / 2)
+        return total
+
+    def in_flight(self, each: Pass) -> int:
+        """Edges of a pass whose rows are loaded before any is used."""
+        words = self.row_words(each)
+        is_softmax = any(s.op.combine == "softmax" for s in each.sums)
+        # One a batch's row more.
+        weights = 0 if is_softmax else sum(not self.p.reads[name].axes for name in each.reads)
+        if words - weights <= NARROW_WORDS and self.sum_registers(each) <= FEW_SUMS:
+            return 4
+        return 2 if words <= LANE_BYTES else 1
+
+    @property
+    def resident(self) -> int:
+        """CTAs that an SM should hold: registers are shared out so."""
+        nodes = [r for r in self.p.reads.values() if r.place is Place.NODE]
+        own = sum(self.count(r.axes) * DTYPE_BYTES[r.tensor.dtype] // 4 for r in nodes)
+        passes = self.p.passes
+        held = (own + self.sum_registers(x) + (self.row_words(x) + 4) * self.in_flight(x) for x in passes)
+        most = max(held, default=0)
+        return next((ctas for registers, ctas in RESIDENT if most <= registers), 3)
+
+    def sum_registers(self, each: Pass) -> int:
+        """Registers of a lane for what a pass sums: of a softmax also maxima and sums of weights."""
+        scores = sum(self.count(self.p.axes(s.operands[0])) for s in each.sums if s.op.combine == "softmax")
+        return 2 * scores + sum(self.count(s.taken) for s in each.sums)
+
+    @property
+    def registers(self) -> int:
+        """An estimate of what a lane holds: sums of the largest pass, values of the node that live on, an edge's
+        rows."""
+        p = self.p
+        sums = max(map(self.sum_registers, p.passes), default=0)
+        rows = max(map(self.row_words, p.passes), default=0)
+        used = {name for each in p.passes for s in (*each.steps, *each.sums) for name in s.operands}
+        nodes = sum(self.count(p.axes(name)) for name in used if p.value(name).place is not Place.EDGE)
+        return 24 + sums + rows + nodes
+
 
 def layout(p: Program) -> Layout:
     """The layout of a program.
@@ -70,12 +122,11 @@ def layout(p: Program) -> Layout:
         per_run = _power_above(per_run)  # lanes of a run are summed by halves
     slots = per_run * space.runs
     lanes = min(WARP, _power_above(slots))
-    made = Layout(vector, per_run, lanes, ceil(slots / lanes), 1)
-    held = registers(p, made)
-    if held > MOST_REGISTERS:
+    made = Layout(p, vector, per_run, lanes, ceil(slots / lanes), 1)
+    if made.registers > MOST_REGISTERS:
         raise VerifyError(
-            f"pipeline {p.pipeline.name!r}: {made.elements} elements of each value a lane take about {held} registers"
-            f" > {MOST_REGISTERS}",
+            f"pipeline {p.pipeline.name!r}: {made.elements} elements of each value a lane take about {made.registers}"
+            f" registers > {MOST_REGISTERS}",
             "cut it along the features",
         )
     return made
@@ -86,63 +137,6 @@ def _wide(p: Program) -> list[Read]:
     inner = p.space.axes[-1:]
     every = [r for r in (*p.reads.values(), *(s.write for s in p.stores if s.write)) if r.axes[-1:] == inner]
     return [r for r in every if r.place is Place.EDGE] or every
-
-
-def count(p: Program, at: Layout, axes: tuple[str, ...]) -> int:
-    """Registers of a value along ``axes``: one; one a vector, where all elements of a run are alike; or one each."""
-    if not axes:
-        return 1
-    return at.vectors if set(axes) <= set(p.space.prefix) else at.elements
-
-
-def row_words(p: Program, at: Layout, each: Pass) -> int:
-    """Registers of what one edge's rows are loaded to."""
-    total = 0
-    for name in each.reads:
-        r = p.reads[name]
-        n = count(p, at, r.axes)
-        total += n if DTYPE_BYTES[r.tensor.dtype] == 4 or n < at.elements else ceil(n / 2)
-    return total
-
-
-def in_flight(p: Program, at: Layout, each: Pass) -> int:
-    """Edges of a pass whose rows are loaded before any is used."""
-    words = row_words(p, at, each)
-    is_softmax = any(s.op.combine == "softmax" for s in each.sums)
-    weights = 0 if is_softmax else sum(not p.reads[name].axes for name in each.reads)  # one a batch's row more
-    if words - weights <= NARROW_WORDS and sum_registers(p, at, each) <= FEW_SUMS:
-        return 4
-    return 2 if words <= LANE_BYTES else 1
-
-
-def resident(p: Program, at: Layout) -> int:
-    """CTAs that an SM should hold: registers are shared out so."""
-    own = sum(
-        count(p, at, r.axes) * DTYPE_BYTES[r.tensor.dtype] // 4 for r in p.reads.values() if r.place is Place.NODE
-    )
-    held = [
-        own + sum_registers(p, at, each) + (row_words(p, at, each) + 4) * in_flight(p, at, each) for each in p.passes
-    ]
-    return next((ctas for most, ctas in RESIDENT if max(held, default=0) <= most), 3)
-
-
-def sum_registers(p: Program, at: Layout, each: Pass) -> int:
-    """Registers of a lane for what a pass sums: of a softmax also maxima and sums of weights."""
-    scores = sum(count(p, at, p.axes(s.operands[0])) for s in each.sums if s.op.combine == "softmax")
-    return 2 * scores + sum(count(p, at, s.taken) for s in each.sums)
-
-
-def registers(p: Program, at: Layout) -> int:
-    """An estimate of what a lane holds: sums of the largest pass, values of the node that live on, an edge's rows."""
-    sums = max((sum_registers(p, at, each) for each in p.passes), default=0)
-    rows = max((row_words(p, at, each) for each in p.passes), default=0)
-    nodes = sum(count(p, at, p.axes(name)) for name in _of_nodes_in_passes(p))
-    return 24 + sums + rows + nodes
-
-
-def _of_nodes_in_passes(p: Program) -> set[str]:
-    used = {name for each in p.passes for s in (*each.steps, *each.sums) for name in s.operands}
-    return {name for name in used if (p.reads.get(name) or p.steps[name]).place is not Place.EDGE}
 
 
 def _power_in(n: int, most: int) -> int:

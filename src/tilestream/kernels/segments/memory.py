@@ -8,8 +8,8 @@ from math import gcd, prod
 
 from tilestream.ir.pipeline import DTYPE_BYTES
 from tilestream.kernels.parts.text import block, loop
-from tilestream.kernels.segments.layout import LANE_BYTES, Layout, count
-from tilestream.kernels.segments.model import Place, Program, Read
+from tilestream.kernels.segments.layout import LANE_BYTES, Layout
+from tilestream.kernels.segments.model import Place, Read
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,6 @@ class Access:
         packed: vectors of neighbouring elements, so that words hold two of 16 bits.
     """
 
-    p: Program
     at: Layout
     read: Read
 
@@ -35,19 +34,19 @@ class Access:
 
     @property
     def count(self) -> int:
-        return count(self.p, self.at, self.read.axes)
+        return self.at.count(self.read.axes)
 
     @property
     def by_vector(self) -> bool:
         """Whether a lane has one element a vector."""
-        return 0 < len(self.read.axes) and set(self.read.axes) <= set(self.p.space.prefix)
+        return 0 < len(self.read.axes) and set(self.read.axes) <= set(self.at.p.space.prefix)
 
     @property
     def packed(self) -> bool:
         """Whether neighbours in a vector are neighbours in the row: all inner axes, one behind the other."""
         if not self.read.axes or self.by_vector:
             return False
-        return all(self._stride(a) == self._inner_after(a) for a in self.p.space.inner)
+        return all(self._stride(a) == self._inner_after(a) for a in self.at.p.space.inner)
 
     @property
     def per_word(self) -> int:
@@ -71,7 +70,7 @@ class Access:
     def at_once(self) -> int:
         """Bytes of one load of a vector: what all of its places are multiples of."""
         places = [self.at.vector, self.width, self._constant, *(self._stride(a) for a in self.read.axes[:-1])]
-        places += [self.p.space.run] if self.p.space.runs > 1 else []
+        places += [self.at.p.space.run] if self.at.p.space.runs > 1 else []
         step = gcd(*places) * self.bytes
         return min(step & -step, LANE_BYTES)
 
@@ -86,8 +85,8 @@ class Access:
         return sum(prod(sizes[d + 1 :]) for d, c in enumerate(self.read.columns) if axis in c.axes)
 
     def _inner_after(self, axis: str) -> int:
-        inner = self.p.space.inner
-        return prod(self.p.space.sizes[a] for a in inner[inner.index(axis) + 1 :])
+        inner = self.at.p.space.inner
+        return prod(self.at.p.space.sizes[a] for a in inner[inner.index(axis) + 1 :])
 
     @property
     def _constant(self) -> int:
@@ -96,7 +95,7 @@ class Access:
 
     def coordinate(self, axis: str) -> str:
         """C++ of the position of element ``i`` of vector ``r`` along an axis."""
-        space = self.p.space
+        space = self.at.p.space
         if axis in space.prefix:
             after = prod(space.sizes[a] for a in space.prefix[space.prefix.index(axis) + 1 :])
             return _part("t.run(r)", after, 0 if axis == space.prefix[0] else space.sizes[axis])
@@ -106,7 +105,7 @@ class Access:
     def place(self) -> str:
         """C++ of the element of a row that vector ``r`` begins with, or, where it is not packed, of element ``i``."""
         terms = [] if not self._constant else [str(self._constant)]
-        inner = self.p.space.inner
+        inner = self.at.p.space.inner
         if self.packed:
             terms += [f"{self.coordinate(a)} * {self._stride(a)}" for a in self.read.axes if a not in inner]
             terms.append("t.inner(r)")
@@ -123,11 +122,8 @@ class Access:
         if self.packed:
             each = self.at.vector // self.per_word
             one = f"fetch<{self.at_once}, {self.at.vector * self.bytes}>"
-            lines += loop(
-                "r",
-                self.at.vectors,
-                [f"{one}({words} + r * {each}, from + {self.bytes} * ({self.place()}), t.there(r));"],
-            )
+            line = f"{one}({words} + r * {each}, from + {self.bytes} * ({self.place()}), t.there(r));"
+            lines += loop("r", self.at.vectors, [line])
         else:
             one = f"fetch<{self.bytes}, {self.bytes}>"
             place = f"from + {self.bytes} * ({self.place()})"
@@ -138,8 +134,8 @@ class Access:
         """Statements that store ``values``; ``alone``: C++ of whether this lane's team does."""
         number, dtype = self.read.number, self.dtype
         start = f"char* const to = (char*)p.tensors[{number}] + (u64){row} * {self.row_bytes}ull;"
-        missing = [a for a in self.p.space.axes if a not in self.read.axes]
-        first = [f"{self.coordinate(a)} == 0" for a in missing if a in self.p.space.prefix]
+        missing = [a for a in self.at.p.space.axes if a not in self.read.axes]
+        first = [f"{self.coordinate(a)} == 0" for a in missing if a in self.at.p.space.prefix]
         if self.packed:
             each = self.at.vector // self.per_word
             put = f"put<{self.at_once}, {self.at.vector * self.bytes}>"

@@ -115,9 +115,13 @@ class Program:
     counted: Mapping[str, float]
     passes: tuple[Pass, ...]
 
+    def value(self, name: str) -> Read | Step:
+        """What a value is, by name."""
+        return self.reads[name] if name in self.reads else self.steps[name]
+
     def axes(self, value: str) -> tuple[str, ...]:
         """Sized axes of a value."""
-        return self.reads[value].axes if value in self.reads else self.steps[value].axes
+        return self.value(value).axes
 
     def rounds(self, value: str) -> str:
         """The dtype that a value is rounded to where a product takes it; empty where it has it already."""
