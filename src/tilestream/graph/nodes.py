@@ -193,6 +193,11 @@ def is_ours(node: fx.Node) -> bool:
     return getattr(node.target, "namespace", "") == "tilestream"
 
 
+def arguments(node: fx.Node) -> tuple[Any, ...]:
+    """The positional arguments of a node, of which fx does not say what they are."""
+    return node.args
+
+
 def argument(node: fx.Node, position: int, key: str, default: object = None) -> object:
     """An argument by position or keyword."""
     if len(node.args) > position:

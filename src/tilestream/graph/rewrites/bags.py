@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from math import inf
 from operator import getitem
-from typing import Any
 
 import torch
 from torch import fx
 
-from tilestream.graph.nodes import argument, aten, packet, value
-from tilestream.graph.rewrites.given_bounds import MOST_FEATURES, MOST_ROWS, Bounds, size
-from tilestream.graph.rewrites.insert import call
+from tilestream.graph.nodes import argument, arguments, aten, value
+from tilestream.graph.rewrites.each import each
+from tilestream.graph.rewrites.given_bounds import MOST_FEATURES, MOST_ROWS, Bounds
+from tilestream.graph.rewrites.insert import call, cast, size
 from tilestream.graph.rewrites.settings import APART, Settings
 from tilestream.graph.sizes import hint, settled
 from tilestream.graph.sums import DTYPES
@@ -22,21 +22,17 @@ from tilestream.graph.sums import DTYPES
 SUM, MEAN, MAX = 0, 1, 2
 
 
-def open_bags(graph: fx.Graph, settings: Settings) -> int:
-    """Bags become gathers and reductions over bounds; how many did. Others say why not."""
-    if settings.sums is None:
-        return 0
-    bags = [n for n in graph.nodes if packet(n) in (aten._embedding_bag, aten._embedding_bag_forward_only)]
-    made = 0
-    for node in bags:
-        if not node.users:
-            continue
-        if (why := why_not(node)) is not None:
-            node.meta[APART] = f"an EmbeddingBag {why}"
-            continue
-        _Bag(node).replace()
-        made += 1
-    return made
+@each(aten._embedding_bag, aten._embedding_bag_forward_only)
+def open_bags(node: fx.Node, settings: Settings) -> tuple[fx.Node | None, ...] | None:
+    """Bags become gathers and reductions over bounds. Others say why not."""
+    if settings.sums is None or not node.users:
+        return None
+    if (why := why_not(node)) is not None:
+        node.meta[APART] = f"an EmbeddingBag {why}"
+        return None
+    made = _Bag(node).result()
+    made.meta["val"] = node.meta["val"][0]
+    return made, None, None, None
 
 
 def why_not(node: fx.Node) -> str | None:
@@ -56,62 +52,51 @@ def why_not(node: fx.Node) -> str | None:
 
 
 class _Bag:
-    def __init__(self, node: fx.Node) -> None:
-        given: Any = node.args
-        self.node = node
-        self.weight, self.indices, self.offsets = given[:3]
-        self.mode = argument(node, 4, "mode", SUM)
-        self.shares: Any = argument(node, 6, "per_sample_weights")
-        self.closed = bool(argument(node, 7, "include_last_offset", False))
-        self.padding = argument(node, 8, "padding_idx", -1)
+    """A bag, and what is inserted for it: ``counted`` is 1 for each index that counts, 0 for padding, float32
+    [indices]; None where all count."""
 
-    def replace(self) -> None:
-        node, graph = self.node, self.node.graph
-        with graph.inserting_before(node):
-            bounds = self._bounds()
-            self.counted = self._mask(bounds)
-            made = self._result(bounds)
-        for user in [u for u in node.users if u.args[1] == 0]:
-            user.replace_all_uses_with(made)
-        made.meta["val"] = node.meta["val"][0]
+    def __init__(self, node: fx.Node) -> None:
+        self.node = node
+        self.weight, self.indices, self.offsets = arguments(node)[:3]
+        self.bounds = self._bounds()
+        padding = argument(node, 8, "padding_idx", -1)
+        self.counted = None
+        if padding != -1:
+            self.counted = cast(node, call(node, aten.ne.Scalar, self.indices, padding), torch.float32)
 
     def _bounds(self) -> Bounds:
         """As PyTorch's kernel, which takes the last bag to the end whatever the last offset says."""
         node, offsets = self.node, self.offsets
-        if self.closed:
+        if argument(node, 7, "include_last_offset", False):
             offsets = call(node, aten.slice.Tensor, offsets, 0, 0, -1)
         return Bounds.joined(node, [offsets, None], size(node, self.indices))
 
-    def _mask(self, bounds: Bounds) -> fx.Node | None:
-        """1 for each index that counts, 0 for padding, float32 [indices]; None where all count."""
-        if self.padding == -1:
-            return None
-        return bounds.cast(bounds.call(aten.ne.Scalar, self.indices, self.padding), torch.float32)
-
-    def _kept(self, bounds: Bounds, rows: fx.Node) -> fx.Node:
+    def _kept(self, rows: fx.Node) -> fx.Node:
         """``rows``, and 0 in the place of padding, whatever is there; a mask of floats may be saved for a region."""
         if self.counted is None:
             return rows
-        mask = bounds.wide(bounds.cast(self.counted, rows.meta["val"].dtype), 2)
-        return bounds.call(aten.threshold_backward.default, rows, mask, 0)
+        mask = self.bounds.wide(cast(self.node, self.counted, rows.meta["val"].dtype), 2)
+        return call(self.node, aten.threshold_backward.default, rows, mask, 0)
 
-    def _counts(self, bounds: Bounds) -> fx.Node:
+    def _counts(self) -> fx.Node:
         """Rows of each bag that count, float32 [bags, 1]."""
+        bounds = self.bounds
         return bounds.lengths(2) if self.counted is None else bounds.wide(bounds.reduced(self.counted), 2)
 
-    def _means(self, bounds: Bounds, of: fx.Node) -> fx.Node:
-        return bounds.divided(of, bounds.call(aten.clamp_min.default, self._counts(bounds), 1.0))
-
-    def _result(self, bounds: Bounds) -> fx.Node:
-        rows = bounds.call(aten.embedding.default, self.weight, self.indices)
-        if self.shares is not None:
-            rows = bounds.call(aten.mul.Tensor, rows, bounds.wide(self.shares, 2))
-        if self.mode != MAX:
-            total = bounds.reduced(self._kept(bounds, rows))
-            return self._means(bounds, total) if self.mode == MEAN else total
+    def result(self) -> fx.Node:
+        node, bounds = self.node, self.bounds
+        mode, shares = argument(node, 4, "mode", SUM), argument(node, 6, "per_sample_weights")
+        rows = call(node, aten.embedding.default, self.weight, self.indices)
+        if isinstance(shares, fx.Node):
+            rows = call(node, aten.mul.Tensor, rows, bounds.wide(shares, 2))
+        if mode != MAX:
+            total = bounds.reduced(self._kept(rows))
+            if mode != MEAN:
+                return total
+            return bounds.divided(total, call(node, aten.clamp_min.default, self._counts(), 1.0))
         if self.counted is None:
             return bounds.reduced(rows, "max")
-        counts = bounds.call(aten.gt.Scalar, bounds.wide(self.counted, 2), 0.0)
-        most = bounds.reduced(bounds.call(aten.where.ScalarOther, counts, rows, -inf), "max")
-        some = bounds.call(aten.gt.Scalar, self._counts(bounds), 0.0)
-        return bounds.call(aten.where.ScalarOther, some, most, 0.0)
+        counts = call(node, aten.gt.Scalar, bounds.wide(self.counted, 2), 0.0)
+        most = bounds.reduced(call(node, aten.where.ScalarOther, counts, rows, -inf), "max")
+        some = call(node, aten.gt.Scalar, self._counts(), 0.0)
+        return call(node, aten.where.ScalarOther, some, most, 0.0)

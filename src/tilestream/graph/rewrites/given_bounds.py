@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from tilestream.graph.nodes import aten, tensor_of, value
+from tilestream.graph.nodes import aten, tensor_of
 from tilestream.graph.rewrites.busy import END, LISTED, busy_list
-from tilestream.graph.rewrites.insert import call
+from tilestream.graph.rewrites.insert import call, cast, size
 from tilestream.graph.rewrites.operators import LONG, LOOSE, SEGMENT_REDUCE
 from tilestream.graph.sizes import hint
 
@@ -43,41 +43,34 @@ class Bounds:
         given = [call(like, aten.new_full.default, first, [1], rows) if p is None else p for p in parts]
         starts = given[0] if len(given) == 1 else call(like, aten.cat.default, given)
         if first.meta["val"].dtype != torch.int32:
-            within = call(like, aten.clamp.default, starts, -1, MOST_ROWS)
-            starts = call(like, aten._to_copy.default, within, dtype=torch.int32)
+            starts = cast(like, call(like, aten.clamp.default, starts, -1, MOST_ROWS), torch.int32)
         if not whole:
             starts.meta[LOOSE] = True
         return cls(like, starts, _busy(like, starts, rows))
 
     def reduced(self, rows: fx.Node, how: str = "sum") -> fx.Node:
         """[segments, *] of ``rows`` [rows, *]; ``how`` as of ``segment_reduce``."""
-        return self.call(SEGMENT_REDUCE, None, rows, None, self.starts, self.busy, how)
+        return call(self.like, SEGMENT_REDUCE, None, rows, None, self.starts, self.busy, how)
+
+    def counts(self) -> fx.Node:
+        """Rows of each segment, int32 [segments]."""
+        ends, firsts = (call(self.like, aten.slice.Tensor, self.starts, 0, *cut) for cut in ((1, END), (0, -1)))
+        return call(self.like, aten.sub.Tensor, ends, firsts)
 
     def lengths(self, dims: int) -> fx.Node:
-        """Rows of each segment, float32 [segments, 1, ...] of so many dimensions."""
-        ends = self.call(aten.slice.Tensor, self.starts, 0, 1, END)
-        count = self.call(aten.sub.Tensor, ends, self.call(aten.slice.Tensor, self.starts, 0, 0, -1))
-        return self.wide(self.cast(count, torch.float32), dims)
-
-    # -- operators
-
-    def call(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
-        return call(self.like, target, *args, **kwargs)
-
-    def cast(self, x: fx.Node, dtype: torch.dtype) -> fx.Node:
-        fake = value(x)
-        return x if fake is not None and fake.dtype == dtype else self.call(aten._to_copy.default, x, dtype=dtype)
+        """The same as float32 [segments, 1, ...] of so many dimensions."""
+        return self.wide(cast(self.like, self.counts(), torch.float32), dims)
 
     def wide(self, column: fx.Node, dims: int) -> fx.Node:
         """A column with dimensions of size 1 behind its own."""
         for _ in range(dims - 1):
-            column = self.call(aten.unsqueeze.default, column, -1)
+            column = call(self.like, aten.unsqueeze.default, column, -1)
         return column
 
     def divided(self, total: fx.Node, by: fx.Node) -> fx.Node:
         """In fp32, rounded once."""
         dtype = total.meta["val"].dtype
-        return self.cast(self.call(aten.div.Tensor, self.cast(total, torch.float32), by), dtype)
+        return cast(self.like, call(self.like, aten.div.Tensor, cast(self.like, total, torch.float32), by), dtype)
 
 
 def _busy(like: fx.Node, starts: fx.Node, rows: Any) -> fx.Node | None:
@@ -93,9 +86,3 @@ def _busy(like: fx.Node, starts: fx.Node, rows: Any) -> fx.Node | None:
         return call(starts, target, *args, **kwargs)
 
     return busy_list(do, starts, slots, last, fake.device)
-
-
-def size(like: fx.Node, x: fx.Node, dim: int = 0) -> Any:
-    """A size of a tensor: a number, or a node of the graph."""
-    found = x.meta["val"].shape[dim]
-    return found if isinstance(found, int) else call(like, aten.sym_size.int, x, dim)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import fx
 
-from tilestream.graph.nodes import argument, aten, packet, value
-from tilestream.graph.rewrites.given_bounds import MOST_ROWS, Bounds, size
+from tilestream.graph.nodes import argument, arguments, aten, packet, value
+from tilestream.graph.rewrites.given_bounds import MOST_ROWS, Bounds
+from tilestream.graph.rewrites.insert import call, cast, size
 from tilestream.graph.rewrites.settings import Settings
 from tilestream.graph.sizes import hint, same_size
 from tilestream.graph.sums import DTYPES
@@ -30,8 +29,7 @@ def open_jagged(graph: fx.Graph, settings: Settings) -> int:
 
 def _is_whole(padded: fx.Node) -> bool:
     """Whether no row is cut off, since a segment has room for all."""
-    given: Any = padded.args
-    rows, listed, (room, *_) = given[:3]
+    rows, listed, (room, *_) = arguments(padded)[:3]
     fake = value(rows)
     if fake is None or fake.dtype not in DTYPES or len(listed) != 1 or hint(fake.shape[0]) > MOST_ROWS:
         return False
@@ -47,17 +45,16 @@ def _reduces(user: fx.Node, padded: fx.Node) -> bool:
 
 
 def _reduce(user: fx.Node, padded: fx.Node) -> None:
-    given: Any = padded.args
-    rows, (offsets,), *_ = given
+    rows, (offsets,), *_ = arguments(padded)
     how, filled = HOW[packet(user)], argument(padded, 3, "padding_value", 0.0)
     with user.graph.inserting_before(user):
         bounds = Bounds.joined(user, [offsets], size(user, rows))
         total = bounds.reduced(rows, how)
         if how != "sum":
-            none = bounds.call(aten.eq.Scalar, bounds.lengths(rows.meta["val"].dim()), 0.0)
-            total = bounds.cast(bounds.call(aten.where.ScalarSelf, none, filled, total), rows.meta["val"].dtype)
-            total = bounds.call(aten.clamp_min.default if how == "max" else aten.clamp_max.default, total, filled)
+            none = call(user, aten.eq.Scalar, bounds.lengths(rows.meta["val"].dim()), 0.0)
+            total = cast(user, call(user, aten.where.ScalarSelf, none, filled, total), rows.meta["val"].dtype)
+            total = call(user, aten.clamp_min.default if how == "max" else aten.clamp_max.default, total, filled)
         if argument(user, 2, "keepdim", False):
-            total = bounds.call(aten.unsqueeze.default, total, 1)
+            total = call(user, aten.unsqueeze.default, total, 1)
     user.replace_all_uses_with(total)
     total.meta["val"] = user.meta["val"]

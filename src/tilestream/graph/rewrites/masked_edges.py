@@ -25,9 +25,8 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.fx.node import map_arg
 from torch.utils._pytree import tree_leaves
 
-from tilestream.graph.nodes import ASSERTIONS, MATMULS, Unsupported, argument, aten, is_result, packet, value
-from tilestream.graph.rewrites.given_bounds import size
-from tilestream.graph.rewrites.insert import call
+from tilestream.graph.nodes import ASSERTIONS, MATMULS, Unsupported, argument, arguments, aten, is_result, packet, value
+from tilestream.graph.rewrites.insert import call, size
 from tilestream.graph.rewrites.operators import DROPPED, LOOSE, SEGMENTS
 from tilestream.graph.rewrites.settings import Settings
 from tilestream.graph.rewrites.sorted_sums import Sorted
@@ -82,8 +81,7 @@ def _mask(node: fx.Node) -> tuple[fx.Node, fx.Node, int] | None:
     fake = value(node)
     if node.target is not aten.index.Tensor or fake is None:
         return None
-    given: Any = node.args
-    of, (*before, mask) = given
+    of, (*before, mask) = arguments(node)
     if not _is_mask(mask) or any(i is not None for i in before):
         return None
     return (of, mask, len(before)) if free_unbacked_symbols(fake.shape[len(before)]) else None
@@ -297,8 +295,7 @@ class _Kept:
 
     def _back(self, node: fx.Node) -> None:
         """Rows that are put where the mask took them: the gradient of what was selected."""
-        args: Any = node.args
-        base, (mask,), given, *_ = args
+        base, (mask,), given, *_ = arguments(node)
         rows, fake = self.rows.get(given), value(base)
         if rows is None or rows.dim or rows.live != (self.same.get(mask, mask),) or base in self.rows or fake is None:
             raise Unsupported("rows are put elsewhere", node)
@@ -309,8 +306,7 @@ class _Kept:
 
     def _pieces(self, node: fx.Node) -> None:
         """Some of the lists that were joined, from a border to a border: the gradient of a concatenation."""
-        args: Any = node.args
-        given, dim, first, last, *step = args
+        given, dim, first, last, *step = arguments(node)
         rows, at = self.rows[given], [_expression(first), _expression(last)]
         live = rows.live or ()
         known = [n for n in live if isinstance(n, int)]

@@ -18,9 +18,9 @@ import torch
 from torch import fx
 
 from tilestream.graph.lowering import MAX_FEATURES
-from tilestream.graph.nodes import argument, aten, is_view, packet, tensor_of, value
+from tilestream.graph.nodes import argument, arguments, aten, is_view, packet, tensor_of, value
 from tilestream.graph.rewrites.each import each
-from tilestream.graph.rewrites.insert import call
+from tilestream.graph.rewrites.insert import call, cast
 from tilestream.graph.rewrites.settings import Settings
 from tilestream.graph.sizes import settled
 from tilestream.ir.dtypes import DTYPES
@@ -57,7 +57,7 @@ class _Writer:
         return self.make(aten.sum.dim_IntList, x, list(range(tensor_of(x).dim() - 1)), False)
 
     def cast(self, x: fx.Node, dtype: torch.dtype) -> fx.Node:
-        return x if tensor_of(x).dtype == dtype else self.make(aten._to_copy.default, x, dtype=dtype)
+        return cast(self.like, x, dtype)
 
 
 @each(aten.native_layer_norm_backward, aten._fused_rms_norm_backward)
@@ -81,15 +81,13 @@ def _rows(node: fx.Node) -> bool:
 
 
 def _layer_norm(w: _Writer, node: fx.Node) -> Found:
-    gradient, x, _, _, _, weight, bias, mask = node.args
-    assert isinstance(gradient, fx.Node) and isinstance(x, fx.Node) and isinstance(mask, list | tuple)
+    gradient, x, _, _, _, weight, bias, mask = arguments(node)
     parts = _gradients(w, gradient, weight, w.sub(x, w.mean(x)), mask, centre=True)
     return *parts, w.cast(w.total(gradient), _dtype(bias, gradient)) if mask[2] else None
 
 
 def _rms_norm(w: _Writer, node: fx.Node) -> Found:
-    gradient, x, _, _, weight, mask = node.args
-    assert isinstance(gradient, fx.Node) and isinstance(x, fx.Node) and isinstance(mask, list | tuple)
+    gradient, x, _, _, weight, mask = arguments(node)
     return _gradients(w, gradient, weight, w.cast(x, torch.float32), mask, centre=False)
 
 
@@ -100,7 +98,7 @@ def _gradients(
     scale = w.inverse(rows)
     normal = w.mul(rows, scale)
     along = _row_gradient(w, gradient, weight, normal, scale, centre) if mask[0] else None
-    return along, _weight_gradient(w, gradient, weight, normal) if mask[1] else None
+    return along, w.cast(w.total(w.mul(normal, gradient)), _dtype(weight, gradient)) if mask[1] else None
 
 
 def _row_gradient(
@@ -113,10 +111,6 @@ def _row_gradient(
     along = w.mul(normal, w.mean(w.mul(scaled, normal)))
     rest = w.sub(w.sub(scaled, w.mean(scaled)) if centre else scaled, along)
     return w.cast(w.mul(rest, scale), tensor_of(gradient).dtype)
-
-
-def _weight_gradient(w: _Writer, gradient: fx.Node, weight: object, normal: fx.Node) -> fx.Node:
-    return w.cast(w.total(w.mul(normal, gradient)), _dtype(weight, gradient))
 
 
 def _dtype(parameter: object, gradient: fx.Node) -> torch.dtype:

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from tilestream.graph.nodes import argument, aten, packet, value
+from tilestream.graph.nodes import argument, aten, behind, packet, value
 from tilestream.graph.rewrites.busy import END
-from tilestream.graph.rewrites.given_bounds import size
-from tilestream.graph.rewrites.insert import call
+from tilestream.graph.rewrites.each import each
+from tilestream.graph.rewrites.insert import call, cast, size
 from tilestream.graph.rewrites.operators import INDEX, SEGMENTS
 from tilestream.graph.rewrites.settings import Settings
 from tilestream.graph.rewrites.unsorted import inverse, permutation
@@ -27,24 +27,20 @@ MOST_VALUES = 2**20
 EXACT = (torch.int32, torch.int64, torch.float32, torch.float64)
 
 
-def count_small_keys(graph: fx.Graph, settings: Settings) -> int:
+@each(aten.sort)
+def count_small_keys(node: fx.Node, settings: Settings) -> fx.Node | None:
     """Sorts of what a ``topk`` chose, in ascending order, become ``tilestream::segments``, and those of an order its
-    inverse; how many did."""
-    if settings.sums is None:
-        return 0
-    made = 0
-    for node in list(graph.nodes):
-        if packet(node) is not aten.sort or not _ascends(node):
-            continue
-        keys: Any = node.args[0]
-        if permutation(keys):
-            _invert(node, keys)
-        elif (below := values_below(keys)) is not None:
-            _Counted(node, keys, below).replace()
-        else:
-            continue
-        made += 1
-    return made
+    inverse."""
+    keys: Any = node.args[0]
+    if settings.sums is None or not _ascends(node):
+        return None
+    if permutation(keys):
+        _invert(node, keys)
+    elif (below := values_below(keys)) is not None:
+        _Counted(node, keys, below).replace()
+    else:
+        return None
+    return node
 
 
 def _ascends(node: fx.Node) -> bool:
@@ -57,8 +53,7 @@ def _ascends(node: fx.Node) -> bool:
 
 def values_below(node: fx.Node) -> int | None:
     """What numbers are surely below, none of them negative; None where that is not known."""
-    while packet(node) in SAME:
-        node = node.all_input_nodes[0]
+    node = behind(node, lambda n: packet(n) in SAME)
     if node.target is not getitem or node.args[1] != 1 or packet(node.all_input_nodes[0]) not in (aten.topk, aten.max):
         return None
     chosen = node.all_input_nodes[0]
@@ -70,12 +65,11 @@ def values_below(node: fx.Node) -> int | None:
 
 
 def _invert(sort: fx.Node, order: fx.Node) -> None:
-    with sort.graph.inserting_before(sort):
-        places = call(sort, aten._to_copy.default, inverse(order, order), dtype=torch.int64)
-        count = size(order, order)
-        numbers = call(order, aten.arange.default, count, dtype=torch.int64, device=order.meta["val"].device)
+    places = call(sort, aten._to_copy.default, inverse(order, order), dtype=torch.int64)
+    count = size(order, order)
+    numbers = call(order, aten.arange.default, count, dtype=torch.int64, device=order.meta["val"].device)
     for user in list(sort.users):
-        user.replace_all_uses_with(places if user.args[1] == 1 else _as(user, numbers))
+        user.replace_all_uses_with(places if user.args[1] == 1 else cast(user, numbers))
 
 
 class _Counted:
@@ -124,15 +118,9 @@ class _Counted:
     def _count(self, user: fx.Node, starts: fx.Node) -> None:
         with user.graph.inserting_before(user):
             ends, firsts = (call(user, aten.slice.Tensor, starts, 0, *cut) for cut in ((1, END), (0, -1)))
-            count = _as(user, call(user, aten.sub.Tensor, ends, firsts))
+            count = cast(user, call(user, aten.sub.Tensor, ends, firsts))
         for total in [t for t in user.users if packet(t) is aten.cumsum and t.args[1] in (0, -1)]:
             with total.graph.inserting_before(total):
                 # a copy: whoever reads it may want it aligned
-                total.replace_all_uses_with(_as(total, call(total, aten.clone.default, ends)))
+                total.replace_all_uses_with(cast(total, call(total, aten.clone.default, ends)))
         user.replace_all_uses_with(count)
-
-
-def _as(like: fx.Node, x: fx.Node) -> fx.Node:
-    """``x`` in the dtype of ``like``."""
-    dtype = like.meta["val"].dtype
-    return x if x.meta["val"].dtype == dtype else call(like, aten._to_copy.default, x, dtype=dtype)

@@ -8,9 +8,11 @@ from typing import Any
 
 from torch import fx
 
-from tilestream.graph.nodes import aten, packet, value
+from tilestream.graph.nodes import arguments, aten, packet, value
 from tilestream.graph.rewrites.busy import END
-from tilestream.graph.rewrites.given_bounds import MOST_ROWS, Bounds, size
+from tilestream.graph.rewrites.each import each
+from tilestream.graph.rewrites.given_bounds import MOST_ROWS, Bounds
+from tilestream.graph.rewrites.insert import call, cast, size
 from tilestream.graph.rewrites.settings import APART, Settings
 from tilestream.graph.sizes import hint
 from tilestream.graph.sums import DTYPES
@@ -21,29 +23,22 @@ OF_NOTHING = {"max": -inf, "min": inf}
 """What segments without rows have, where that is not what ours have."""
 
 
-def open_segments(graph: fx.Graph, settings: Settings) -> int:
-    """How many were replaced; others say why not."""
+@each(aten.segment_reduce)
+def open_segments(node: fx.Node, settings: Settings) -> fx.Node | None:
+    """A reduction over bounds in its place; those that stay say why."""
     if settings.sums is None:
-        return 0
-    made = 0
-    for node in list(graph.nodes):
-        if packet(node) is not aten.segment_reduce:
-            continue
-        if (why := why_not(node)) is not None:
-            node.meta[APART] = f"a segment_reduce {why}"
-            continue
-        with graph.inserting_before(node):
-            result = _reduced(node)
-        node.replace_all_uses_with(result)
-        result.meta["val"] = node.meta["val"]
-        graph.erase_node(node)
-        made += 1
-    return made
+        return None
+    if (why := why_not(node)) is not None:
+        node.meta[APART] = f"a segment_reduce {why}"
+        return None
+    result = _reduced(node)
+    result.meta["val"] = node.meta["val"]
+    return result
 
 
 def why_not(node: fx.Node) -> str | None:
     """Why an operator stays as it is; None where it need not."""
-    (given, _), fake = _bounds_given(node), value(_data(node))
+    (given, _), fake = _bounds_given(node), value(node.args[0])
     if fake is None or fake.dtype not in DTYPES:
         return "of another dtype than float32, bfloat16 or float16"
     lengths = value(given)
@@ -57,46 +52,37 @@ def why_not(node: fx.Node) -> str | None:
     return None
 
 
-def _data(node: fx.Node) -> Any:
-    return node.args[0]
-
-
-def _how(node: fx.Node) -> str:
-    return str(node.args[1])
-
-
 def _bounds_given(node: fx.Node) -> tuple[Any, bool]:
     """The tensor that bounds are made of, and whether it has lengths."""
     offsets = node.kwargs.get("offsets")
     return (node.kwargs.get("lengths"), True) if offsets is None else (offsets, False)
 
 
-def _bounds(node: fx.Node) -> Bounds:
+def _bounds(node: fx.Node, data: fx.Node) -> Bounds:
     """Of lengths that do not add up to all rows the last bound is below zero, which whoever reads bounds refuses."""
     given, of_lengths = _bounds_given(node)
-    rows = size(node, _data(node))
-    bounds = Bounds(node, given)
+    rows = size(node, data)
     if not of_lengths:
         return Bounds.joined(node, [given], rows, whole=False)
-    ends = bounds.call(aten.cumsum.default, given, 0)
-    last = bounds.call(aten.slice.Tensor, ends, 0, -1, END)
-    last = bounds.call(aten.where.ScalarOther, bounds.call(aten.eq.Scalar, last, rows), last, -1)
-    zero = bounds.call(aten.new_full.default, ends, [1], 0)
-    return Bounds.joined(node, [zero, bounds.call(aten.slice.Tensor, ends, 0, 0, -1), last], rows)
+    ends = call(node, aten.cumsum.default, given, 0)
+    last = call(node, aten.slice.Tensor, ends, 0, -1, END)
+    last = call(node, aten.where.ScalarOther, call(node, aten.eq.Scalar, last, rows), last, -1)
+    zero = call(node, aten.new_full.default, ends, [1], 0)
+    return Bounds.joined(node, [zero, call(node, aten.slice.Tensor, ends, 0, 0, -1), last], rows)
 
 
 def _reduced(node: fx.Node) -> fx.Node:
-    how, data, initial = _how(node), _data(node), node.kwargs.get("initial")
-    bounds = _bounds(node)
+    (data, how), initial = arguments(node)[:2], node.kwargs.get("initial")
+    bounds = _bounds(node, data)
     total, lengths = bounds.reduced(data, HOW[how]), bounds.lengths(data.meta["val"].dim())
     if how in ("sum", "mean", "prod") and initial is not None:
-        total = bounds.call(aten.mul.Scalar if how == "prod" else aten.add.Scalar, total, initial)
+        total = call(node, aten.mul.Scalar if how == "prod" else aten.add.Scalar, total, initial)
     if how == "mean":
         total = bounds.divided(total, lengths)  # NaN where there is no row and nothing to start with
     of_nothing = OF_NOTHING.get(how) if initial is None else initial
     if of_nothing is not None and how in ("mean", *OF_NOTHING):
-        total = bounds.call(aten.where.ScalarSelf, bounds.call(aten.eq.Scalar, lengths, 0.0), of_nothing, total)
-        total = bounds.cast(total, node.meta["val"].dtype)
+        total = call(node, aten.where.ScalarSelf, call(node, aten.eq.Scalar, lengths, 0.0), of_nothing, total)
+        total = cast(node, total, node.meta["val"].dtype)
     if initial is not None and how in OF_NOTHING:
-        total = bounds.call(aten.clamp_min.default if how == "max" else aten.clamp_max.default, total, initial)
+        total = call(node, aten.clamp_min.default if how == "max" else aten.clamp_max.default, total, initial)
     return total

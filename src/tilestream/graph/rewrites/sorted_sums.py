@@ -10,7 +10,8 @@ import torch
 from torch import fx
 
 from tilestream.graph.nodes import aten
-from tilestream.graph.rewrites.insert import call
+from tilestream.graph.rewrites.given_bounds import Bounds
+from tilestream.graph.rewrites.insert import call, cast, size
 from tilestream.graph.rewrites.operators import INDEX, LONG, SEGMENT_REDUCE, SEGMENTS
 from tilestream.graph.rewrites.settings import Settings
 from tilestream.graph.rewrites.unsorted import bounds, inverse, shared_order
@@ -23,8 +24,6 @@ RECOMPUTED = ("recompute", "ac_graph_id")
 
 COUNTED = "tilestream.counted"
 """In the ``meta`` of a number that was counted, where the graph adds ones in its own type."""
-
-_END = 2**63 - 1
 
 JOINED = 8
 """So many tensors Inductor joins by one kernel, with what made them."""
@@ -142,9 +141,8 @@ class Sorted:
         named: dict[str, Any] = {"dtype": torch.int32, "device": order.meta["val"].device}
         numbers = []
         for index, (every, first) in zip(indices, layout, strict=True):
-            edges: Any = index.meta["val"].shape[0]
-            edges = edges if isinstance(edges, int) else self._call(aten.sym_size.int, index, 0)
-            numbers.append(self._spread(self._call(aten.arange.default, edges, **named), every, first))
+            edges = self._call(aten.arange.default, size(self._like, index), **named)
+            numbers.append(self._spread(edges, every, first))
         return self._call(aten.index_select.default, self._call(aten.cat.default, numbers), 0, order)
 
     def _spread(self, numbers: fx.Node, every: int, first: int) -> fx.Node:
@@ -163,15 +161,12 @@ class Sorted:
 
     def _mean(self, total: fx.Node, part: Part, starts: fx.Node) -> fx.Node:
         """Of sums, by how many rows each node has; as torch rounds it, sums first."""
-        fake = total.meta["val"]
-        ends = self._call(aten.slice.Tensor, starts, 0, 1, _END)
-        count = self._call(aten.sub.Tensor, ends, self._call(aten.slice.Tensor, starts, 0, 0, -1))
+        fake, segments = total.meta["val"], Bounds(self._like, starts)
+        count = segments.counts()
         if part.counts_base:
             count = self._call(aten.add.Tensor, count, 1)
         count = self._call(aten._to_copy.default, self._call(aten.clamp_min.default, count, 1), dtype=fake.dtype)
-        for _ in range(fake.dim() - 1):
-            count = self._call(aten.unsqueeze.default, count, -1)
-        return self._call(aten.div.Tensor, total, count)
+        return self._call(aten.div.Tensor, total, segments.wide(count, fake.dim()))
 
     def _flat(self, x: fx.Node, shape: list[Any]) -> fx.Node:
         """``x`` in a shape whose first size is whatever is left."""
@@ -233,13 +228,11 @@ class Counted(Sorted):
             if part.node.target in (aten.index_put.default, aten.embedding_dense_backward.default):
                 count = self._call(aten.index_put.default, zeros, [index], ones, True)
             else:
-                if index.meta["val"].dtype != torch.int64:
-                    index = self._call(aten._to_copy.default, index, dtype=torch.int64)
-                count = self._call(aten.scatter_add.default, zeros, 0, index, ones)
+                count = self._call(aten.scatter_add.default, zeros, 0, cast(node, index, torch.int64), ones)
             count.meta[COUNTED] = True
             each = constant(part.rows)
             if each != 1:
-                count = self._call(aten.mul.Tensor, self._call(aten._to_copy.default, count, dtype=torch.float32), each)
+                count = self._call(aten.mul.Tensor, cast(node, count, torch.float32), each)
             total = self._flat(self._call(aten._to_copy.default, count, dtype=made.dtype), [-1, *made.shape[1:]])
         self._becomes(node, total)
 

@@ -14,7 +14,7 @@ from torch import Tensor, fx
 from tilestream.graph.live import storage
 from tilestream.graph.nodes import argument, aten, packet, tensor_of
 from tilestream.graph.own import operator as own_operator
-from tilestream.graph.rewrites.insert import call
+from tilestream.graph.rewrites.insert import call, cast
 from tilestream.graph.rewrites.settings import Settings
 
 
@@ -38,15 +38,15 @@ def write_together(graph: fx.Graph, _: Settings) -> int:
     for node in list(graph.nodes):
         _read_a_row(node, states)
     with graph.inserting_before(graph.output_node()):  # what reads states as they were comes before
-        values = [_cast(row, copy.args[0]) for copy, rows in copies.items() for row in rows]
+        values = [cast(row, row, tensor_of(copy.args[0]).dtype) for copy, rows in copies.items() for row in rows]
         call([*copies][-1], WRITE_STATES, states, values)
     for state, copy in zip(states, copies, strict=True):
         made: Any = copy.args[1]
         graph.erase_node(copy)
         if packet(made) is aten.copy and made.args[0] is state:  # a state that may be read again behind its write
             with graph.inserting_before(made):
-                shape = list(made.meta["val"].shape)
-                made.replace_all_uses_with(call(made, aten.view.default, _cast(made.args[1], made), shape))
+                row, kept = made.args[1], made.meta["val"]
+                made.replace_all_uses_with(call(made, aten.view.default, cast(row, row, kept.dtype), list(kept.shape)))
     return len(copies)
 
 
@@ -66,11 +66,6 @@ def _rows_written(copy: Any) -> list[fx.Node]:
     return rows if single and own and width * len(rows) == kept.numel() else []
 
 
-def _cast(row: fx.Node, state: Any) -> fx.Node:
-    kept = state.meta["val"].dtype
-    return row if row.meta["val"].dtype == kept else call(row, aten._to_copy.default, row, dtype=kept)
-
-
 def _read_a_row(node: fx.Node, states: list[Any]) -> None:
     """A row of a state that is cast as a whole, as a cast of that row."""
     given: Any = node.args
@@ -80,9 +75,9 @@ def _read_a_row(node: fx.Node, states: list[Any]) -> None:
         source = given[0]
     else:
         return
-    cast = packet(source) is aten._to_copy
-    state = source.args[0] if cast else source
+    is_cast = packet(source) is aten._to_copy
+    state = source.args[0] if is_cast else source
     if state in states:
         with node.graph.inserting_before(node):
             row = call(node, aten.select.int, state, 0, given[-1])
-            node.replace_all_uses_with(call(node, source.target, row, **source.kwargs) if cast else row)
+            node.replace_all_uses_with(call(node, source.target, row, **source.kwargs) if is_cast else row)

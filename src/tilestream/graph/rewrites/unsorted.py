@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from tilestream.graph.nodes import aten, packet, value
-from tilestream.graph.rewrites.insert import call
+from tilestream.graph.nodes import aten, behind, packet, value
+from tilestream.graph.rewrites.insert import call, cast, size
 from tilestream.graph.rewrites.operators import SEGMENTS
 from tilestream.graph.sizes import expression, same_shape, same_size, settled
 
@@ -33,13 +33,9 @@ def shared_order(index: fx.Node, nodes: Any) -> tuple[fx.Node | None, int] | Non
     else:
         by = 1
     fake = value(index)
-    if (
-        not isinstance(by, int)
-        or by <= 0
-        or fake is None
-        or fake.dim() != 1
-        or not (order is None or permutation(order))
-    ):
+    if not isinstance(by, int) or by <= 0 or fake is None or fake.dim() != 1:
+        return None
+    if order is not None and not permutation(order):
         return None
     count = nodes if isinstance(nodes, int) else nodes.meta["val"]
     return (order, by) if expression(fake.shape[0]) == by * expression(settled(count)) else None
@@ -47,9 +43,7 @@ def shared_order(index: fx.Node, nodes: Any) -> tuple[fx.Node | None, int] | Non
 
 def _times(index: fx.Node) -> int | None:
     """How often an index has each of the numbers from 0 on: ``arange(n)[:, None].expand(n, k).reshape(-1)``."""
-    wide: Any = index
-    while packet(wide) in FLAT:
-        wide = wide.args[0]
+    wide: Any = behind(index, lambda n: packet(n) in FLAT)
     column: Any = wide.args[0] if packet(wide) is aten.expand else wide
     numbers: Any = column.args[0] if packet(column) in (aten.unsqueeze, aten.view, aten.reshape) else column
     fake, counted = value(wide), value(numbers)
@@ -89,11 +83,9 @@ def _counts_up(node: fx.Node) -> bool:
 
 def inverse(like: fx.Node, order: fx.Node) -> fx.Node:
     """Where each row of an order went, int32 [rows]."""
-    fake = order.meta["val"]
-    rows: Any = fake.shape[0]
-    rows = rows if isinstance(rows, int) else call(like, aten.sym_size.int, order, 0)
-    numbers = call(order, aten.arange.default, rows, dtype=torch.int32, device=fake.device)
-    places = call(like, aten._to_copy.default, order, dtype=torch.int64) if fake.dtype != torch.int64 else order
+    rows = size(like, order)
+    numbers = call(order, aten.arange.default, rows, dtype=torch.int32, device=order.meta["val"].device)
+    places = cast(like, order, torch.int64)
     empty = call(like, aten.new_empty.default, order, [rows], dtype=torch.int32)
     return call(like, aten.index_put.default, empty, [places], numbers)
 
