@@ -17,7 +17,7 @@ from torch import Tensor, fx
 
 from tilestream.graph.convolutions import FIRST, LAST
 from tilestream.graph.nodes import argument, aten, first_alone, number, packet, value
-from tilestream.graph.own import operator
+from tilestream.graph.own import activated, operator
 from tilestream.graph.sizes import hint
 from tilestream.ir.dtypes import DTYPES
 from tilestream.kernels.operators.depthwise import ACTIVATIONS, MOST_CHANNELS, MOST_KERNEL, Depthwise
@@ -25,10 +25,6 @@ from tilestream.kernels.operators.grouped import can
 
 TAKEN = "tilestream.depthwise"
 """In the meta of convolutions that were chosen: their ``Site`` and ``Tile``, and whether gates behind them are ours."""
-_APPLIED = {
-    "none": lambda x: x, "relu": torch.relu, "silu": torch.nn.functional.silu, "gelu": torch.nn.functional.gelu,
-    "hardswish": torch.nn.functional.hardswish, "relu6": torch.nn.functional.relu6,
-}  # fmt: skip
 
 
 def depthwise(
@@ -64,7 +60,7 @@ def depthwise(
     made = aten.convolution.default(x.permute(FIRST).to(wide), weight, *taken).permute(LAST)
     if scale is not None and shift is not None:
         made = made * scale + shift
-    made = _APPLIED[activation](made).to(x.dtype).contiguous()
+    made = activated(activation, made).to(x.dtype).contiguous()
     if not pooled:
         return [made]
     images, height, width, channels = made.shape

@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import Any
 
 import torch
+from torch.nn import functional
 
 LIBRARY = torch.library.Library("tilestream", "FRAGMENT")
 KERNELS: dict[str, str] = {}
@@ -36,6 +37,15 @@ def operator(
         LIBRARY.impl(name, lambda *given: loaded(kernel)(*given), "CUDA")
     OPERATORS.append(getattr(torch.ops.tilestream, name).default)
     return OPERATORS[-1]
+
+
+def activated(kind: str, x: torch.Tensor) -> torch.Tensor:
+    """The activation that operators of ours call ``kind``: as torch does, but for three."""
+    if kind == "gelu_tanh":
+        return functional.gelu(x, approximate="tanh")
+    if kind == "relu_squared":
+        return functional.relu(x).square()
+    return x if kind == "none" else getattr(functional, kind)(x)
 
 
 @cache

@@ -5,19 +5,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor, fx
 from torch.nn import functional
 
 from tilestream.graph.nodes import argument, aten, packet, value
-from tilestream.graph.own import operator
+from tilestream.graph.own import activated, operator
 from tilestream.graph.rewrites.insert import call
 from tilestream.ir.dtypes import DTYPES
 from tilestream.kernels.operators import squeeze as kernels
-
-_APPLIED = {
-    "relu": torch.relu, "silu": functional.silu, "sigmoid": torch.sigmoid, "hardsigmoid": functional.hardsigmoid,
-}  # fmt: skip
 
 
 def squeeze(
@@ -40,8 +35,8 @@ def squeeze(
     """
     first, b1, second, b2 = (None if t is None else t.to(sums.dtype) for t in (w1, b1, w2, b2))
     assert first is not None and second is not None
-    hidden = _APPLIED[activation](functional.linear(sums.sum(1) * share, first.flatten(1), b1))
-    return _APPLIED[gate](functional.linear(hidden, second.flatten(1), b2)).to(w1.dtype)
+    hidden = activated(activation, functional.linear(sums.sum(1) * share, first.flatten(1), b1))
+    return activated(gate, functional.linear(hidden, second.flatten(1), b2)).to(w1.dtype)
 
 
 SQUEEZE = operator(

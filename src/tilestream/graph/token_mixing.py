@@ -27,7 +27,7 @@ from tilestream.graph.nodes import (
     permutation,
     value,
 )
-from tilestream.graph.own import operator
+from tilestream.graph.own import activated, operator
 from tilestream.graph.rewrites.insert import call
 from tilestream.graph.settled import settle
 from tilestream.graph.sizes import hint
@@ -72,14 +72,8 @@ def token_mixing(
     if normed:
         rows = rounded(functional.layer_norm(rows, rows.shape[2:], gamma, beta, eps))
     hidden = functional.linear(rows.transpose(1, 2), first, b1)
-    made = functional.linear(rounded(_applied(hidden, activation)), second, b2).transpose(1, 2)
+    made = functional.linear(rounded(activated(activation, hidden)), second, b2).transpose(1, 2)
     return (made if added is None else made + added).to(x.dtype).contiguous()
-
-
-def _applied(x: Tensor, activation: str) -> Tensor:
-    if activation == "gelu_tanh":
-        return functional.gelu(x, approximate="tanh")
-    return {"gelu": functional.gelu, "relu": functional.relu, "silu": functional.silu}[activation](x)
 
 
 Layer = tuple[fx.Node, fx.Node | None]
@@ -124,7 +118,7 @@ def sites(graph: fx.Graph) -> list[Site]:
 
 def site_of(node: fx.Node) -> Site | None:
     """What ``node`` is, if it is two layers over tokens, with or without what is added, that our kernel computes."""
-    given = node.args[:2] if packet(node) is aten.add and argument(node, 2, "alpha", 1) == 1 else ()
+    given = node.args[:2] if _adds(node) else ()
     pairs = [(given[1], given[0]), (given[0], given[1])] if len(given) == 2 else [(node, None)]
     for turned, residual in pairs:
         if isinstance(turned, fx.Node) and (found := _layers(node, turned, residual)) is not None:
@@ -188,12 +182,7 @@ def _turned(node: fx.Node, last: fx.Node | None = None) -> fx.Node | None:
 def _linear(node: Any) -> tuple[Any, fx.Node, fx.Node | None] | None:
     """What a layer reads, its weight and its bias, where ``node`` is one that nobody else reads."""
     made, bias = _alone(node), None
-    if (
-        made is not None
-        and packet(made) is aten.add
-        and argument(made, 2, "alpha", 1) == 1
-        and _is_vector(made.args[1])
-    ):
+    if made is not None and _adds(made) and _is_vector(made.args[1]):
         bias, made = made.args[1], _alone(made.args[0])
     if made is None or made.kwargs:
         return None
@@ -205,6 +194,10 @@ def _linear(node: Any) -> tuple[Any, fx.Node, fx.Node | None] | None:
     elif kind is not aten.mm:
         return None
     return (given[0], given[1].args[0], bias) if permutation(given[1]) == [1, 0] else None  # pyright: ignore
+
+
+def _adds(node: fx.Node) -> bool:
+    return packet(node) is aten.add and argument(node, 2, "alpha", 1) == 1
 
 
 def _is_vector(node: Any) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from tilestream.graph.own import operator
+from tilestream.graph.own import activated, operator
 from tilestream.kernels.step.form import Form
 from tilestream.kernels.step.shape import Shape, shape_of
 
@@ -27,15 +27,6 @@ def layer_of(weights: Sequence[Tensor], layer: int, s: Shape) -> dict[str, Tenso
     if form.gate_up:
         found["gate"], found["up"] = found["gate"].chunk(2)
     return found
-
-
-def activated(form: Form, x: Tensor) -> Tensor:
-    """A block's activation."""
-    if form.activation == "relu_squared":
-        return torch.relu(x).square()
-    if form.activation == "gelu_tanh":
-        return torch.nn.functional.gelu(x, approximate="tanh")
-    return getattr(torch.nn.functional, form.activation)(x)
 
 
 def steps(
@@ -58,8 +49,8 @@ def steps(
         weight = weight.to(kind) + (s.form.norm == "rms_plus_one")
         return v * torch.rsqrt(v.square().mean(-1, keepdim=True) + eps) * weight
 
-    def rotated(v: Tensor) -> Tensor:
-        if turn[0] is None or turn[1] is None:
+    def rotated(v: Tensor, layer: int) -> Tensor:
+        if turn[0] is None or turn[1] is None or layer in s.form.no_rope:
             return v
         first, rest = v.split([s.rotary, s.features - s.rotary], -1)
         low, high = first.chunk(2, -1)
@@ -80,16 +71,16 @@ def steps(
         if s.form.head_norms:
             q, k = norm(q, w["query_norm"], head_eps), norm(k, w["key_norm"], head_eps)
         at = lengths[n].reshape(1)
-        keys.index_copy_(2, at, rotated(k).to(keys.dtype).unsqueeze(2))
+        keys.index_copy_(2, at, rotated(k, n).to(keys.dtype).unsqueeze(2))
         values.index_copy_(2, at, v.to(values.dtype).unsqueeze(2))
-        queries = rotated(q).reshape(s.batch, s.key_heads, -1, s.features) * scale
+        queries = rotated(q, n).reshape(s.batch, s.key_heads, -1, s.features) * scale
         weighted = torch.softmax(queries @ keys.to(kind).mT + added.to(kind), -1)
         attended = (weighted @ values.to(kind)).reshape(s.batch, -1)
         yield "attended", attended
         given, x = x, x + times * product("output", attended)
         yield "middle", x
         normed = norm(given if s.form.parallel else x, w["middle_norm"], eps, w.get("middle_norm_bias"))
-        gated = activated(s.form, product("gate", normed))
+        gated = activated(s.form.activation, product("gate", normed))
         gated = gated * product("up", normed) if s.form.gated else gated
         yield "gated", gated
         x = x + times * product("down", gated)
