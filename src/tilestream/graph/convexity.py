@@ -66,6 +66,12 @@ class Groups(Generic[N]):
         self._note_span(both)
         return True
 
+    def hold(self, units: Iterable[Sequence[N]]) -> None:
+        """Make a group of each of ``units``, what runs at once."""
+        for first, *others in units:
+            for node in others:
+                self.merge(first, node, force=True)
+
     def all(self) -> list[list[N]]:
         """Every group, its nodes in graph order; groups in the order of their first nodes."""
         unique = sorted({id(g): g for g in self._group.values()}.values(), key=lambda g: g.first)
@@ -136,13 +142,9 @@ def successors(nodes: Sequence[fx.Node]) -> dict[fx.Node, list[fx.Node]]:
     """Users of every node; a node that mutates comes after everything before it in the graph."""
     after = {n: list(n.users) for n in nodes}
     for index, node in enumerate(nodes):
-        if _mutates(node):
+        schema = getattr(node.target, "_schema", None)
+        if schema is not None and schema.is_mutable:
             for earlier in nodes[:index]:
                 after[earlier].append(node)
             after[node] = list(nodes[index + 1 :])
     return after
-
-
-def _mutates(node: fx.Node) -> bool:
-    schema = getattr(node.target, "_schema", None)
-    return bool(schema is not None and schema.is_mutable)

@@ -342,9 +342,7 @@ def _group(
     """The largest groups that stay convex; ``after`` as ``convexity.successors`` says."""
     others: dict[fx.Node, frozenset[fx.Node]] = {n: frozenset() for members in held for n in members}
     groups = Groups(after, others | {n: facts.parameters[n] for n in nodes if n in facts.known})
-    for members in held:
-        for node in members[1:]:
-            groups.merge(members[0], node, force=True)
+    groups.hold(held)
     for node in nodes:
         whole = node.args[0] if node.target is operator.getitem and node in facts.known else None
         if isinstance(whole, fx.Node):

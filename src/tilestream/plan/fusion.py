@@ -15,7 +15,7 @@ from torch import fx
 from tilestream.graph.convexity import Groups, in_order
 from tilestream.graph.sums import first_alike
 from tilestream.plan.indexed import by_atomics, looks_up
-from tilestream.plan.library import alone, closes, reduces
+from tilestream.plan.library import alone, reduces
 from tilestream.plan.values import producer, reads, works
 
 MOST_FUSED = 64
@@ -88,9 +88,7 @@ class _Kernels:
             for read in before(node):
                 after.get(read, []).append(node)
         self._groups = Groups(after, dict.fromkeys(nodes, frozenset()))
-        for first, *others in regions:
-            for node in others:
-                self._groups.merge(first, node, force=True)
+        self._groups.hold(regions)
 
     def add(self, members: list[fx.Node], region: str) -> None:
         """Add an operator, to the kernels before it that may take it, which become one; or a whole region."""
@@ -105,20 +103,20 @@ class _Kernels:
                 for other in needs:
                     if other != kernel:
                         self._merge(kernel, other)
-                self._settle(kernel, not closes(first))
+                self._settle(kernel, not by_atomics(first))
                 return
         number = len(self._of)  # which rises
         self._put(number, members)
         if region:
             self.regions[number] = region
-        self._settle(number, joins and not closes(first))
+        self._settle(number, joins and not by_atomics(first))
 
     def _put(self, kernel: int, members: Sequence[fx.Node]) -> None:
         self.members.setdefault(kernel, []).extend(members)
         self._of.update(dict.fromkeys(members, kernel))
 
     def _settle(self, kernel: int, is_open: bool) -> None:
-        """Say whether more operators may join a kernel."""
+        """Say whether more operators may join a kernel: a sum by atomics is there when its kernel is over."""
         (self._open.add if is_open else self._open.discard)(kernel)
 
     def _merge(self, kernel: int, other: int) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, fx
 from tilestream.devices import Device
 from tilestream.graph.convexity import Groups, successors
 from tilestream.graph.gradients import GradientSite, aliases, find_gradients, together
-from tilestream.graph.interaction import longer
+from tilestream.graph.interaction.place import longer
 from tilestream.ir.pipeline import DTYPE_BYTES, Pipeline
 from tilestream.ir.serialise import pipeline_to_json
 from tilestream.kernels.gradients.cost import cost
@@ -164,9 +164,7 @@ def _contracted(sites: Sequence[GradientSite], regions: Sequence[Sequence[fx.Nod
     nodes = list(sites[0].product.graph.nodes)
     may_join = [node for some in (*(site.nodes for site in sites), *regions) for node in some]
     joined = Groups(successors(nodes), dict.fromkeys(may_join, frozenset()))
-    for first, *others in regions:
-        for node in others:
-            joined.merge(first, node, force=True)
+    joined.hold(regions)
     return joined
 
 

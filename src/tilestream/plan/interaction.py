@@ -10,15 +10,10 @@ from torch import Tensor, fx
 
 from tilestream.devices import Device
 from tilestream.graph.costs.work import size
-from tilestream.graph.interaction import (
-    INTERACTION,
-    INTERACTION_BACKWARD,
-    Interaction,
-    find_interactions,
-    place,
-    width,
-)
-from tilestream.graph.nodes import tensor_of
+from tilestream.graph.interaction.op import INTERACTION, INTERACTION_BACKWARD, width
+from tilestream.graph.interaction.place import place
+from tilestream.graph.interaction.sites import Interaction, find_interactions
+from tilestream.graph.nodes import arguments, tensor_of
 from tilestream.graph.sizes import hint
 from tilestream.kernels.costs import Amount, Counts
 from tilestream.options import Options
@@ -118,12 +113,10 @@ def sizes_of(
 
 def of_node(node: fx.Node) -> Sizes:
     """Of a call of one of ``TARGETS`` in a graph with fake values."""
-    sources, indices = (_listed(node, k) for k in range(2))
-    made, first = node.meta["val"], node.args[2]
-    forward = node.target is INTERACTION
-    head = node.args[4] if forward else -1
-    assert isinstance(first, fx.Node) and isinstance(head, int)
-    fakes, names = [s.meta["val"] for s in sources if s], [i.meta["val"] if i else None for i in indices]
+    sources, indices, first, _, last = arguments(node)
+    made, forward = node.meta["val"], node.target is INTERACTION
+    head = last if forward else -1
+    fakes, names = [s.meta["val"] for s in sources], [i.meta["val"] if i else None for i in indices]
     return sizes_of(fakes, names, first.meta["val"], head, hint(made.shape[0 if forward else 1]))
 
 
@@ -131,7 +124,7 @@ def moved_by(node: fx.Node) -> Moved:
     """Distinct bytes that a call reads and writes, by value: of a table, the rows that are looked up."""
     sizes = of_node(node)
     row = sizes.batch * sizes.features * sizes.element
-    sources, taken = _listed(node, 0), {}
+    sources, taken = arguments(node)[0], {}
     for operand in node.all_input_nodes:
         fake = tensor_of(operand)
         held, times = size(fake) * fake.element_size(), sources.count(operand)
@@ -174,13 +167,6 @@ def library(sizes: Sizes, training: bool, device: Device) -> Counts:
         moved += 2 * sizes.rows_bytes + 4 * sizes.rows_bytes + 2 * SQUARES * square
         kernels += 5
     return Counts("kernels of a library", (dram(moved, device), launch(device, kernels)))
-
-
-def _listed(node: fx.Node, position: int) -> list[fx.Node | None]:
-    """An argument that is a list of tensors, or of none in their places."""
-    found = node.args[position]
-    assert isinstance(found, list | tuple)
-    return [x if isinstance(x, fx.Node) else None for x in found]
 
 
 def _in_graphs(joint: bool) -> Replacement:

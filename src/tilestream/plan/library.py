@@ -70,11 +70,6 @@ def alone(node: fx.Node) -> bool:
     return own or (over_rows and summed > 1) or joins(node) or flops.of_node(node) > 0
 
 
-def closes(node: fx.Node) -> bool:
-    """Whether what reads ``node`` is in no kernel with it: a sum by atomics is there when its kernel is over."""
-    return by_atomics(node)
-
-
 def reduces(node: fx.Node) -> bool:
     """Whether an operator reduces rows: what it makes is no function of one element."""
     return row(packet(node)).kind in (Kind.NORM, Kind.SOFTMAX) or reduced(node)[0] > 1

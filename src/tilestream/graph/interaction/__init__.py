@@ -1,7 +1,7 @@
 """Interactions of a sample's vectors, as DLRM has them: found in a graph, and replaced by an operator of ours."""
 
-from tilestream.graph.interaction.op import INTERACTION, INTERACTION_BACKWARD, width
-from tilestream.graph.interaction.place import longer, place, unpadded
+from tilestream.graph.interaction.op import INTERACTION, INTERACTION_BACKWARD
+from tilestream.graph.interaction.place import place, unpadded
 from tilestream.graph.interaction.sites import Interaction, find_interactions
 
 __all__ = [
@@ -9,8 +9,6 @@ __all__ = [
     "INTERACTION_BACKWARD",
     "Interaction",
     "find_interactions",
-    "longer",
     "place",
     "unpadded",
-    "width",
 ]

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import fx
 
-from tilestream.graph.nodes import argument, aten, packet, permutation, readers, value
+from tilestream.graph.nodes import argument, arguments, aten, packet, permutation, readers, value
 from tilestream.graph.sizes import same_shape, same_size
 
 MOST_VECTORS, MOST_FEATURES, MOST_PAIRS = 64, 256, 4096
@@ -190,9 +190,7 @@ def _vectors(stack: fx.Node) -> Iterator[Vector]:
 
 
 def _listed(node: fx.Node) -> tuple[fx.Node, ...]:
-    parts = node.args[0]
-    assert isinstance(parts, list | tuple)
-    return tuple(p for p in parts if isinstance(p, fx.Node))
+    return tuple(p for p in arguments(node)[0] if isinstance(p, fx.Node))
 
 
 def _row(part: fx.Node) -> Vector:
@@ -225,8 +223,7 @@ def _lookup(part: fx.Node, dims: int) -> tuple[fx.Node | None, fx.Node | None]:
     """A table and an index of so many dimensions, where a node is rows that were looked up."""
     if packet(part) is not aten.embedding and not _is_bag_of_one(part):
         return None, None
-    table, index = (part if packet(part) is aten.embedding else part.all_input_nodes[0]).args[:2]
-    assert isinstance(table, fx.Node) and isinstance(index, fx.Node)
+    table, index = arguments(part if packet(part) is aten.embedding else part.all_input_nodes[0])[:2]
     names = value(index)
     good = names is not None and names.dim() == dims and names.dtype in (torch.int64, torch.int32)
     return (table, index) if good else (None, None)

@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from tilestream.graph.convexity import Groups, successors
-from tilestream.graph.nodes import aten, is_gather, is_product, is_view, packet, value
+from tilestream.graph.nodes import aten, behind, is_gather, is_product, is_view, packet, value
 from tilestream.graph.operators.rules import REDUCTIONS, SHAPES
 from tilestream.graph.ragged.lists import Edges, Gather, gather_of, sorted_lists
 from tilestream.graph.ragged.rules import POINTWISE
@@ -103,9 +103,7 @@ class _List:
         parameters = {n: frozenset(self._tables(n)) for n in (*inside, *forward)}
         others = {n: frozenset() for grown in before for n in grown.members}
         groups = Groups(after, others | parameters)
-        for grown in before:
-            for node in grown.members[1:]:
-                groups.merge(grown.members[0], node, force=True)
+        groups.hold(grown.members for grown in before)
         members = set(inside)
         for node in inside:
             for operand in node.all_input_nodes:
@@ -122,12 +120,10 @@ class _List:
             if any(self.is_seed(n) for n in own) and self._worth(own):
                 whole = self._with_gathers(own)
                 rows = {n: found for n in own if (found := gather_of(n, self.same)) is not None}
-                yield Grown(self.edges, whole, frozenset(filter(self.is_of_edges, whole)), rows, self.same)
+                of_edges = frozenset(n for n in whole if self.of_edges.get(n) or self.gather(n) is not None)
+                yield Grown(self.edges, whole, of_edges, rows, self.same)
 
     # -- edges ----------------------------------------------------------------------------------
-
-    def is_of_edges(self, node: fx.Node) -> bool:
-        return bool(self.of_edges.get(node)) or self.gather(node) is not None
 
     def takes_edge(self, node: object) -> bool:
         """Whether an operand of edges may be computed inside, with all that it is made of; gathers always are."""
@@ -276,9 +272,7 @@ class _List:
     def _tables(self, node: fx.Node) -> Iterator[fx.Node]:
         """Whole tables that a member reads rows of."""
         for operand in node.all_input_nodes:
-            while is_view(operand) and operand.all_input_nodes and not self.of_edges.get(operand):
-                operand = operand.all_input_nodes[0]
-            found = self.gather(operand)
+            found = self.gather(behind(operand, lambda n: is_view(n) and not self.of_edges.get(n)))
             if found is not None and found.index is not self.edges.index:
                 yield found.table
 
