@@ -52,28 +52,18 @@ def linear(e: Emitter, node: fx.Node, rows: tuple[int, int] | None = None) -> Ti
     if ins == 1:
         return _outer(e, node, e.tile(x, frame), stored, bias, outs, rows)
     by_parts = dtype_of(node) == "f32" and not takes_tf32()
-    first, last = rows or (0, outs)
-    steps: Steps = () if straight else (("t",),)
+    cut, size = _part(outs, rows)
+    steps: Steps = cut if straight else (("t",), *cut)
     if kind is aten.bmm:
         steps = (("matrix",), *steps)
-    if rows is not None:
-        steps = (*steps, ("rows", first, last))
     tile = e.tile(x, frame)
-    size = last - first
     params = () if by_parts else (e.parameter(stored, steps, (size, ins)),)
-    late = None if bias is None else _bias(e, bias, frame, outs)
-    own = isinstance(late, fx.Node)
-    if isinstance(late, fx.Node):
-        cut: Steps = () if rows is None else (("rows", first, last),)
-        late = e.parameter(late, (("vector", outs), *cut), (size,))
-    elif late is not None and rows is not None:
-        raise Unsupported("a sliced linear with a bias that has rows")
+    late, own = (None, False) if bias is None else _bias(e, bias, frame, outs, rows)
     if by_parts:
         out, own = split.product(e, tile, stored, steps, size), False
     else:
-        out = e.emit(
-            "linear", size, dtype_of(node), (tile,), (*params, late) if isinstance(late, str) and own else params
-        )
+        params = (*params, late) if isinstance(late, str) and own else params
+        out = e.emit("linear", size, dtype_of(node), (tile,), params)
     return out if late is None or own else e.binary("add", out, late, dtype_of(node))
 
 
@@ -81,16 +71,11 @@ def _outer(
     e: Emitter, node: fx.Node, x: Tile, stored: fx.Node, bias: object, outs: int, rows: tuple[int, int] | None
 ) -> Tile:
     """A linear of one input feature: the column ``x`` times a vector. No product for the tensor cores."""
-    cut: Steps = () if rows is None else (("rows", *rows),)
-    width = outs if rows is None else rows[1] - rows[0]
+    cut, width = _part(outs, rows)
     vector = e.parameter(stored, (("vector", outs), *cut), (width,))
     if bias is None:
         return e.binary("mul", x, vector, dtype_of(node))
-    late = _bias(e, bias, e.frame(node), outs)
-    if isinstance(late, fx.Node):
-        late = e.parameter(late, (("vector", outs), *cut), (width,))
-    elif rows is not None:
-        raise Unsupported("a sliced linear with a bias that has rows")
+    late, _ = _bias(e, bias, e.frame(node), outs, rows)
     return e.binary("add", e.binary("mul", x, vector, "f32"), late, dtype_of(node))
 
 
@@ -107,13 +92,21 @@ def put_off(e: Emitter, node: fx.Node) -> Tile:
     return tile
 
 
-def _bias(e: Emitter, bias: object, frame: Frame, outs: int) -> fx.Node | Tile | str:
-    """A vector that the linear adds itself (its node), or an operand added after it."""
+def _part(outs: int, rows: tuple[int, int] | None) -> tuple[Steps, int]:
+    """The step that takes some rows of a weight or of its bias, if not all of them; and how many there are."""
+    return ((), outs) if rows is None else ((("rows", *rows),), rows[1] - rows[0])
+
+
+def _bias(e: Emitter, bias: object, frame: Frame, outs: int, rows: tuple[int, int] | None) -> tuple[Tile | str, bool]:
+    """An operand that is added, and whether it is a vector, which the linear adds itself."""
     fake = value(bias)
     if isinstance(bias, fx.Node) and fake is not None and product(fake.shape) == outs:
         if fake.dim() == 1 or (fake.dim() == 2 and fake.shape[0] == 1 and bias not in e.known):
-            return bias
+            cut, size = _part(outs, rows)
+            return e.parameter(bias, (("vector", outs), *cut), (size,)), True
     operand = e.operand(bias, Frame(frame.rows, outs, False, 2))
-    if isinstance(operand, Tile | str):
-        return operand
-    raise Unsupported("a scalar bias")
+    if not isinstance(operand, Tile | str):
+        raise Unsupported("a scalar bias")
+    if rows is not None:
+        raise Unsupported("a sliced linear with a bias that has rows")
+    return operand, False

@@ -50,7 +50,6 @@ def elementwise(*operators: object) -> Callable[[E], E]:
 
     def taken(function: E) -> E:
         ELEMENTWISE.update(dict.fromkeys(operators, function))
-        RULES.update(dict.fromkeys(operators, function))
-        return function
+        return rule(*operators)(function)
 
     return taken

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from torch import fx
 
 from tilestream.graph.lowering import INDEX_STEPS, Binding, dtype_of
-from tilestream.graph.nodes import Unsupported, aten, is_view, packet, value
+from tilestream.graph.nodes import Unsupported, arguments, aten, is_view, packet, value
 from tilestream.graph.operators.rules import SHAPES
 from tilestream.graph.ragged.lists import Edges, Gather, sorted_lists
 from tilestream.graph.ragged.region import SortedIndices
@@ -61,7 +61,7 @@ def edge_networks(owner: fx.GraphModule, cuts: Sequence[Cut], ragged: Sequence[C
         around = tuple(c for c in ragged if not set(seeds).isdisjoint(c.nodes))
         results = {_result(seed, seeds): seed for seed in seeds}
         inside = {*cut.nodes, *views, *seeds, *results}
-        edges = lists[_node(seeds[0].args[2])] if seeds else None
+        edges = lists[arguments(seeds[0])[2]] if seeds else None
         left = tuple(n for c in around for n in c.nodes if n not in inside)
         if edges is None or edges.index is None or not all(_is_of_nodes(n, edges) for n in left):
             continue
@@ -88,7 +88,7 @@ def _reductions(cut: Cut, lists: Mapping[fx.Node, Edges]) -> tuple[list[fx.Node]
         return [], []
     if not seeds or not all(_is_seed(seed) and seed.args[2] is seeds[0].args[2] for seed in seeds):
         return [], []
-    edges = lists.get(_node(seeds[0].args[2]))
+    edges = lists.get(arguments(seeds[0])[2])
     fits = edges is not None and expression(fake.shape[0]) == edges.edges
     return (sorted(seeds), views) if fits else ([], [])
 
@@ -113,11 +113,6 @@ def _result(seed: fx.Node, seeds: Sequence[fx.Node]) -> fx.Node:
     if _how(seed) == "max" and len(seeds) == len(users) == 1 and packet(users[0]) is aten.relu:
         return users[0]
     return seed
-
-
-def _node(x: object) -> fx.Node:
-    assert isinstance(x, fx.Node)
-    return x
 
 
 @dataclass
@@ -167,7 +162,8 @@ class _Network:
     def _bind(self) -> str:
         """Bind all that the program reads; the name of the receivers."""
         region, program = self.cut.region, self.cut.region.program
-        given = {o.tensor: self._argument(o.index) for o in (*region.inputs, *region.parameters)}
+        by_name = {n.name: n for n in self.owner.graph.nodes}
+        given = {o.tensor: by_name[region.arguments[o.index]] for o in (*region.inputs, *region.parameters)}
         loads = [op for op in program.stages[0].ops if op.index]
         nodes = self.edges.starts.meta["val"].shape[0] - 1
         receivers = ""
@@ -192,10 +188,6 @@ class _Network:
         self.parameters += [Binding(o.tensor, given[o.tensor], o.steps) for o in region.parameters]
         self.parameters.append(Binding(STARTS, self.edges.starts, ()))
         return receivers
-
-    def _argument(self, index: int) -> fx.Node:
-        name = self.cut.region.arguments[index]
-        return next(n for n in self.owner.graph.nodes if n.name == name)
 
     def _table(self, node: fx.Node, tensor: Tensor) -> None:
         """A tensor of edges, whose rows are taken through their order."""

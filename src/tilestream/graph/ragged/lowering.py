@@ -17,7 +17,7 @@ from tilestream.graph.operators.rules import REDUCTIONS, SHAPES
 from tilestream.graph.provenance import source
 from tilestream.graph.ragged.growth import FILLS, Grown
 from tilestream.graph.ragged.lists import Gather
-from tilestream.graph.ragged.rules import POINTWISE, features_of, rule_of
+from tilestream.graph.ragged.rules import POINTWISE, features_of
 from tilestream.graph.ragged.spaces import Dim, Space
 from tilestream.graph.rewrites.operators import LOOSE, SEGMENT_REDUCE
 from tilestream.graph.sizes import expression, settled
@@ -199,7 +199,7 @@ class Ragged:
         elif kind in REDUCTIONS:
             self.values[node] = self._summed(node, REDUCTIONS[kind])
         elif kind in POINTWISE:
-            self.values[node] = rule_of(node)(self, node)
+            self.values[node] = POINTWISE[kind](self, node)
         else:  # of a node's own value at the receivers of its edges
             self.values[node] = self.values[self.grown.inside[node].table]
 

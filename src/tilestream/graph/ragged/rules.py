@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from tilestream.graph.nodes import Unsupported, aten, packet, value
+from tilestream.graph.nodes import Unsupported, aten, value
 from tilestream.graph.operators import ELEMENTWISE
 from tilestream.graph.operators.writes import Writes
 from tilestream.ir.dtypes import DTYPES
@@ -86,7 +86,7 @@ def features_of(node: fx.Node) -> tuple[int, ...]:
     Raises:
         Unsupported: edges are among them.
     """
-    fake = value(node.args[0]) if isinstance(node.args[0], fx.Node) else None
+    fake = value(node.args[0])
     given = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim")
     listed = [given] if isinstance(given, int) else given
     dims = [d for d in listed if isinstance(d, int)] if isinstance(listed, list | tuple) else []
@@ -94,14 +94,3 @@ def features_of(node: fx.Node) -> tuple[int, ...]:
     if not dims or 0 in dims:
         raise Unsupported("it reduces edges, of all nodes at once")
     return dims
-
-
-def rule_of(node: fx.Node) -> Rule:
-    """
-    Raises:
-        Unsupported: there is none.
-    """
-    found = POINTWISE.get(packet(node))
-    if found is None:
-        raise Unsupported("no operator of elements")
-    return found
