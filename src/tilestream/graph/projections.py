@@ -12,7 +12,7 @@ from tilestream.graph.convolutions import is_convolution
 from tilestream.graph.facts import Facts
 from tilestream.graph.few_rows import after_product, forms, start_of
 from tilestream.graph.lowering import MAX_FEATURES
-from tilestream.graph.nodes import is_product, is_slice, is_view, readers
+from tilestream.graph.nodes import arguments, is_product, is_slice, is_view, readers
 from tilestream.ir.ways import reached
 
 WIDEST_ALONE = 32_768
@@ -118,9 +118,7 @@ def lone_convolutions(
 
 
 def _goes_alone(node: fx.Node, facts: Facts) -> bool:
-    weight = node.args[1]
-    assert isinstance(weight, fx.Node)
-    out, *taken = weight.meta["val"].shape
+    out, *taken = arguments(node)[1].meta["val"].shape
     return prod(taken) > LONG_SUM or 0 < facts.rows(node) <= FEW_PIXELS
 
 

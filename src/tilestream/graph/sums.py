@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, fx
 from torch.fx.node import map_arg
 
-from tilestream.graph.nodes import argument, aten, is_view, packet, value
+from tilestream.graph.nodes import argument, aten, behind, is_view, packet, value
 from tilestream.graph.sizes import same_shape, same_size, same_sizes, settled
 
 CONSTANTS = {aten.new_zeros, aten.new_ones, aten.zeros_like, aten.ones_like, aten.zeros, aten.ones}
@@ -106,7 +106,7 @@ def _taken(node: fx.Node, found: dict[fx.Node, Sum]) -> fx.Node | None:
     """Which operand of ``a + b`` is a sum that starts with zeros and is read here alone; the other is its base."""
     if node.target is not aten.add.Tensor or node.kwargs.get("alpha", 1) != 1:
         return None
-    shapes = [value(x) if isinstance(x, fx.Node) else None for x in node.args]
+    shapes = [value(x) for x in node.args]
     made = value(node)
     if made is None or any(s is None or s.dtype != made.dtype or not same_shape(s, made) for s in shapes):
         return None
@@ -136,7 +136,7 @@ def part_of(node: fx.Node) -> Part | None:
     found = _operands(node)
     if found is None:
         return None
-    made, names, given = (value(x) if isinstance(x, fx.Node) else None for x in (node, found.index, found.rows))
+    made, names, given = (value(x) for x in (node, found.index, found.rows))
     if made is None or names is None or given is None or names.dtype not in (torch.int64, torch.int32):
         return None
     if made.dtype not in DTYPES or given.dtype != made.dtype or not made.dim():
@@ -201,14 +201,14 @@ def _operands(node: fx.Node) -> _Operands | None:
 
 def _scattered(node: fx.Node, how: str = "sum", own: bool = True) -> _Operands | None:
     """Of an operator that names a place for each element: where all elements of a row have one place."""
-    wide, given = (value(x) if isinstance(x, fx.Node) else None for x in node.args[2:4])
+    wide, given = (value(x) for x in node.args[2:4])
     alike = wide is not None and given is not None and same_shape(wide, given)
     return _Operands(node.args[0], repeated(node.args[2]), node.args[3], how, own) if alike else None
 
 
 def repeated(wide: Any) -> fx.Node | None:
     """The index [edges] of which ``wide`` [edges, *] is a copy an element, as graph libraries expand it."""
-    fake = value(wide) if isinstance(wide, fx.Node) else None
+    fake = value(wide)
     if fake is not None and fake.dim() == 1:
         return wide
     if not isinstance(wide, fx.Node) or wide.target is not aten.expand.default:
@@ -219,7 +219,7 @@ def repeated(wide: Any) -> fx.Node | None:
         return None
     while isinstance(column, fx.Node) and is_view(column) and (fake := value(column)) is not None and fake.dim() > 1:
         column = column.args[0]
-    found = value(column) if isinstance(column, fx.Node) else None
+    found = value(column)
     return column if found is not None and found.dim() == 1 else None
 
 
@@ -229,12 +229,7 @@ def _in_matrix(part: Part, dims: int) -> Part:
     Args:
         dims: of the index.
     """
-    whole = part.rows
-    while packet(whole) in ALIASES or (whole.target is operator.getitem and is_view(whole)):
-        before: Any = whole.args[0]
-        if not isinstance(before, fx.Node):
-            break
-        whole = before
+    whole = behind(part.rows, lambda n: packet(n) in ALIASES or (n.target is operator.getitem and is_view(n)))
     rows, matrix = value(part.rows), value(whole)
     if whole is part.rows or rows is None or matrix is None or not packed(matrix) or matrix.dtype != rows.dtype:
         return part

@@ -56,7 +56,7 @@ def attention_of(attended: fx.Node) -> TokenAttention:
     caches: Any = [key.args[0], values.args[0]]
     if any(c.op != "placeholder" for c in caches):
         raise Unsupported("the cache is not an argument of the graph", key)
-    scale, narrow = given.get("scale") or shape_of(key)[3] ** -0.5, None if mask is None else _narrow(mask)
+    scale, narrow = given.get("scale") or shape_of(key)[3] ** -0.5, None if mask is None else _single(mask)
     own: list[Any] = [given["query"], key.args[3], values.args[3]]
     return TokenAttention(attention, own[0], own[1], own[2], caches, [key, values], peeled(key.args[2]), scale, narrow)
 
@@ -112,9 +112,7 @@ def _is_slice(node: fx.Node, start: int, end: int) -> bool:
 
 def _update(node: fx.Node) -> fx.Node:
     """The write into a cache, of keys or values that attention reads, each head perhaps several times."""
-    found = peeled(node)
-    while packet(found) in (aten.expand, *SAME):
-        found = only(found)
+    found = _single(peeled(node))
     if packet(found) is not aten.index_copy or found.args[1] not in (2, -2):
         raise Unsupported("attention does not read a static cache that the token was copied into", found)
     seen, kept = shape_of(node), shape_of(found)
@@ -141,8 +139,8 @@ def _repeats(node: fx.Node, single: fx.Node) -> bool:
     )
 
 
-def _narrow(mask: fx.Node) -> fx.Node:
-    """A mask before it was repeated for heads."""
-    while packet(mask) in (aten.expand, *SAME):
-        mask = only(mask)
-    return mask
+def _single(node: fx.Node) -> fx.Node:
+    """A mask, keys or values before they were repeated for heads."""
+    while packet(node) in (aten.expand, *SAME):
+        node = only(node)
+    return node

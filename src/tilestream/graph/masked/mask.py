@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from tilestream.graph.nodes import Unsupported, argument, aten, packet, value
+from tilestream.graph.nodes import Unsupported, argument, aten, behind, packet, results_of, value
 from tilestream.kernels.parts.pairs import AXES, ELEMENTS, LOAD, MOST_INDICES, OPS, Instruction, PairMask
 
 INTEGERS = {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
@@ -79,8 +79,8 @@ def mask_of(graph: fx.Graph, captured: list[Any]) -> ReadMask:
             names[node] = load(source, *map(operand, indices)) if source in reads else _refuse(node)
         else:
             names[node] = add(*_plain(node, [operand(x) for x in node.args]))
-    (output,) = graph.find_nodes(op="output")
-    last = operand(output.args[0][0] if isinstance(output.args[0], list | tuple) else output.args[0])
+    given = results_of(graph)
+    last = operand(given[0] if isinstance(given, list | tuple) else given)
     if last != f"v{len(lines) - 1}":
         add("constant", last)
     return ReadMask(PairMask(tuple(lines)), tuple(places))
@@ -119,9 +119,7 @@ def _refuse(x: Any) -> Any:
 
 def boolean_mask(bias: fx.Node) -> fx.Node | None:
     """The bool mask that was made an additive one, zero where it is true and minus infinity elsewhere; else None."""
-    node = bias
-    while packet(node) in (aten.expand, *SAME) or _keeps_beginning(node):
-        (node,) = node.all_input_nodes[:1]
+    node = behind(bias, lambda n: packet(n) in (aten.expand, *SAME) or _keeps_beginning(n))
     if packet(node) is not aten.where or len(node.args) != 3:
         return None
     condition, kept, dropped = node.args

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, fx
 
 from tilestream.graph.masked.mask import boolean_mask, mask_of
-from tilestream.graph.masked.op import MASKED
-from tilestream.graph.nodes import Unsupported, aten, first_alone, value
+from tilestream.graph.masked.op import MASKED, empty_result
+from tilestream.graph.nodes import Unsupported, aten, first_alone, results_of, value
 from tilestream.graph.rewrites.insert import call
-from tilestream.graph.rewrites.shared_keys import given_to, is_attention, mask_given, take_over
+from tilestream.graph.rewrites.shared_keys import given_to, is_attention, mask_given, scale_of, take_over
 from tilestream.kernels.parts.pairs import AXES, DENSE, PairMask
 
 FEATURES = range(16, 129, 16)
@@ -113,15 +113,12 @@ def _flex(node: fx.Node) -> Site:
 
 def _returns_first(graph: fx.Graph) -> bool:
     """Whether a ``score_mod`` is none."""
-    first = graph.find_nodes(op="placeholder")[0]
-    (output,) = graph.find_nodes(op="output")
-    given: Any = output.args[0]
+    first, given = graph.find_nodes(op="placeholder")[0], results_of(graph)
     return (given[0] if isinstance(given, list | tuple) else given) is first
 
 
 def _boolean(node: fx.Node) -> fx.Node | None:
-    given = given_to(node)
-    bias = mask_given(given)
+    bias = mask_given(given_to(node))
     return boolean_mask(bias) if isinstance(bias, fx.Node) else None
 
 
@@ -138,8 +135,7 @@ def _library(node: fx.Node) -> Site:
     sizes = (*[1] * (4 - fake.dim()), *fake.shape)
     if any(n not in (1, m) for n, m in zip(sizes, wanted, strict=True)):
         raise Unsupported(f"a mask {list(sizes)} for pairs {list(wanted)}")
-    scale = given.get("scale") or shape[3] ** -0.5
-    return Site(node, (query, key, values), (), (), DENSE, (), (sizes[0], sizes[1]), scale, kept)
+    return Site(node, (query, key, values), (), (), DENSE, (), (sizes[0], sizes[1]), scale_of(node), kept)
 
 
 def place(site: Site) -> bool:
@@ -147,9 +143,7 @@ def place(site: Site) -> bool:
     node = site.node
     before = node.meta["val"][0]
     shape = before.shape
-    by_token = (
-        before.stride() == torch.empty(shape[0], shape[2], shape[1], shape[3], device="meta").transpose(1, 2).stride()
-    )
+    by_token = before.stride() == empty_result(before, by_token=True).stride()
     if not by_token and not before.is_contiguous():
         return False
     with node.graph.inserting_before(node):

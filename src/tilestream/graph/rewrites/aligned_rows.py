@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import fx
 
-from tilestream.graph.nodes import aten, packet
+from tilestream.graph.nodes import arguments, aten, packet
 from tilestream.graph.rewrites.each import each
 from tilestream.graph.rewrites.insert import call
 from tilestream.graph.rewrites.settings import APART, Settings
@@ -20,12 +20,10 @@ def align_rows(node: fx.Node, settings: Settings) -> fx.Node | None:
     """Pad rows and weight of a product that ``settings.aligns`` names. Products of the same rows read one copy."""
     if settings.aligns is None or not settings.aligns(node):
         return None
-    *bias, rows, turned = node.args
-    assert isinstance(rows, fx.Node) and isinstance(turned, fx.Node)
+    *bias, rows, turned = arguments(node)
     copies = [u for u in rows.users if _is_copy(u) and u < node]
-    weight = turned.args[0]
-    assert isinstance(weight, fx.Node)
-    node.args = (*bias, copies[0] if copies else _padded(node, rows), call(node, aten.t.default, _padded(node, weight)))
+    padded = copies[0] if copies else _padded(node, rows)
+    node.args = (*bias, padded, call(node, aten.t.default, _padded(node, turned.args[0])))
     return node
 
 

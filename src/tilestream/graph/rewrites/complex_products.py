@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from tilestream.graph.nodes import aten
+from tilestream.graph.nodes import aten, value
 from tilestream.graph.rewrites.each import each
 from tilestream.graph.rewrites.insert import call
 from tilestream.graph.rewrites.settings import Settings
@@ -33,8 +33,7 @@ def _is_product(node: Any) -> bool:
     """Whether a node multiplies two complex64 tensors and is used once."""
     if node.target is not aten.mul.Tensor or len(node.users) != 1:
         return False
-    values = [a.meta.get("val") if isinstance(a, fx.Node) else None for a in node.args]
-    return all(isinstance(v, torch.Tensor) and v.dtype == torch.complex64 for v in values)
+    return all(v is not None and v.dtype == torch.complex64 for v in map(value, node.args))
 
 
 def _multiplied(real: fx.Node, numbers: Sequence[fx.Node]) -> fx.Node:

@@ -41,13 +41,6 @@ class Taken:
         return cls(site, tile, *folded[site.norm], gates) if site.norm in folded else None
 
     @property
-    def x(self) -> fx.Node:
-        """What is convolved, with its channels first."""
-        x = self.site.node.args[0]
-        assert isinstance(x, fx.Node)
-        return x
-
-    @property
     def inside(self) -> set[fx.Node]:
         """The nodes that the operators compute."""
         found, node = {self.site.node, *(n for _, gate in self.gates for n in gate.inside)}, self.site.last

@@ -23,7 +23,7 @@ from torch import fx
 
 from tilestream.graph.interaction import unpadded
 from tilestream.graph.live import storage
-from tilestream.graph.nodes import MATMULS, aten, packet
+from tilestream.graph.nodes import MATMULS, arguments, aten, behind, packet
 from tilestream.graph.rewrites.insert import call
 from tilestream.graph.rewrites.operators import PADDED
 from tilestream.graph.rewrites.pixels import PIXELS
@@ -39,9 +39,7 @@ WIDE = 512
 
 def product_of(activation: fx.Node) -> Any:
     """What an activation is of: behind views, which rows with leading dimensions have, a linear."""
-    node: Any = activation.args[0]
-    while isinstance(node, fx.Node) and node.target in SHAPES and len(node.users) == 1:
-        node = node.args[0]
+    node = behind(activation.args[0], lambda n: n.target in SHAPES and len(n.users) == 1)  # pyright: ignore
     return node if node is activation.args[0] or is_linear(node) else None
 
 
@@ -144,8 +142,7 @@ def _fuse_pixels(product: fx.Node, activation: fx.Node) -> None:
 
 
 def _fuse(product: fx.Node, activation: fx.Node) -> None:
-    operands: Any = product.args
-    bias, rows, weight = operands
+    bias, rows, weight = arguments(product)
     missing = missing_columns(product)
     with product.graph.inserting_before(product):
         if missing:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from torch import fx
 
-from tilestream.graph.nodes import is_view
+from tilestream.graph.live import storage
+from tilestream.graph.nodes import is_ours
 from tilestream.graph.rewrites.each import each
 from tilestream.graph.rewrites.operators import COPIED, LENT, SEGMENTS, SORTED_INDEX
 from tilestream.graph.rewrites.settings import Settings
@@ -12,8 +13,7 @@ from tilestream.graph.rewrites.settings import Settings
 
 def argument_of(index: fx.Node) -> fx.Node | None:
     """The argument of the graph that ``index`` is a view of, or is; None where it is computed, or changed in place."""
-    while is_view(index) and isinstance(before := index.args[0], fx.Node):
-        index = before
+    index = storage(index)
     written = any(getattr(user.target, "_schema", None) is not None and _writes(user, index) for user in index.users)
     return index if index.op == "placeholder" and not written else None
 
@@ -37,7 +37,7 @@ def keep_lists(node: fx.Node, _: Settings) -> fx.Node | None:
 def _only_read(node: fx.Node) -> bool:
     """Whether operators of ours alone read a tensor: they neither write there nor give out its memory, as a graph's
     results do."""
-    return all(getattr(user.target, "namespace", None) == "tilestream" for user in node.users)
+    return all(map(is_ours, node.users))
 
 
 def _writes(user: fx.Node, argument: fx.Node) -> bool:

@@ -17,7 +17,7 @@ import sympy
 from torch import fx
 
 from tilestream.graph.gradients import transposed
-from tilestream.graph.nodes import Unsupported, aten, is_gather, packet, value
+from tilestream.graph.nodes import Unsupported, arguments, aten, is_gather, packet, value
 from tilestream.graph.operators.gathers import table_and_index
 from tilestream.graph.rewrites.insert import call
 from tilestream.graph.rewrites.joint import narrow_product
@@ -88,8 +88,7 @@ def _late(node: fx.Node, least_rows: int) -> Part | None:
 
 def _sum(graph: fx.Graph, part: Part, gradient: fx.Node) -> fx.Node:
     """Rows of dY added up as those of ``part``, as soon as all is there: products for dW may stand before these."""
-    zeros = part.node.args[0]
-    assert isinstance(zeros, fx.Node)
+    zeros = arguments(part.node)[0]
     of = {gradient, part.index, *(n for n in zeros.all_input_nodes if n is not zeros.args[0])}
     with graph.inserting_after(next(n for n in reversed(graph.nodes) if n in of)):
         clear = call(zeros, aten.new_zeros.default, gradient, zeros.args[1], **zeros.kwargs)

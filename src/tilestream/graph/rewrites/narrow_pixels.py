@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from tilestream.graph.convolutions import LAST, of_known_channels, reads_padding_alone
-from tilestream.graph.nodes import aten, value
+from tilestream.graph.nodes import arguments, aten, value
 from tilestream.graph.rewrites.insert import call
 from tilestream.graph.rewrites.settings import APART
 from tilestream.ir.taps import Window
@@ -56,12 +56,11 @@ def narrow(node: fx.Node) -> Narrow | None:
     known = of_known_channels(node)
     if known is None:
         return None
-    pictures, weight, bias = node.args[:3]
+    pictures, weight, bias = arguments(node)[:3]
     made, window = value(node), known[2]
-    assert isinstance(pictures, fx.Node) and isinstance(weight, fx.Node)
     if made is None or not made.is_contiguous(memory_format=torch.channels_last):
         return None
-    found = Narrow(pictures, weight, bias if isinstance(bias, fx.Node) else None, window)
+    found = Narrow(pictures, weight, bias, window)
     fits = found.channels % EIGHTS != 0 and found.made <= WIDEST and not reads_padding_alone(found.window)
     return found if fits else None
 

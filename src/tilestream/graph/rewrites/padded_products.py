@@ -11,7 +11,7 @@ from torch import fx
 
 from tilestream.graph.live import storage
 from tilestream.graph.lying import elsewhere
-from tilestream.graph.nodes import MATMULS, aten, is_view, packet, value
+from tilestream.graph.nodes import MATMULS, aten, packet, value
 from tilestream.graph.rewrites.aligned_rows import missing
 from tilestream.graph.rewrites.each import each
 from tilestream.graph.rewrites.insert import call
@@ -69,8 +69,7 @@ def pads(node: fx.Node) -> bool:
 
 def _is_written(node: object) -> bool:
     """Whether a kernel of Inductor's makes a value, which writes zeros beside it as well."""
-    while isinstance(node, fx.Node) and is_view(node):
-        node = node.args[0]
-    if not isinstance(node, fx.Node) or storage(node).op in ("placeholder", "get_attr"):
+    made = storage(node) if isinstance(node, fx.Node) else None
+    if made is None or made.op in ("placeholder", "get_attr"):
         return False
-    return packet(node) not in MATMULS and getattr(node.target, "namespace", "aten") == "aten"
+    return packet(made) not in MATMULS and getattr(made.target, "namespace", "aten") == "aten"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import fx
 
 from tilestream.graph.convolutions import FIRST, LAST
-from tilestream.graph.nodes import aten, packet
+from tilestream.graph.nodes import arguments, aten, packet
 from tilestream.graph.patches import Site, matrix_of, put_in_place, sites
 from tilestream.graph.rewrites.insert import call
 from tilestream.graph.rewrites.settings import Settings
@@ -22,8 +22,7 @@ def multiply_patches(graph: fx.Graph, _: Settings) -> int:
 
 def _multiply(graph: fx.Graph, site: Site) -> bool:
     patches = site.patches
-    x, weight, bias = site.node.args[:3]
-    assert isinstance(x, fx.Node) and isinstance(weight, fx.Node)
+    x, weight, bias = arguments(site.node)[:3]
     readers = [n for n in x.users if packet(n) is aten.convolution_backward and n.args[1] is x and n.args[2] is weight]
     if len(readers) != 1 or readers[0].args[-1][0] or patches.channels * x.meta["val"].element_size() % 16 == 0:  # pyright: ignore
         return False

@@ -16,9 +16,9 @@ from torch import fx
 
 from tilestream.graph.convolutions import FIRST, LAST, convolution, pair, why_not
 from tilestream.graph.depthwise import TAKEN
-from tilestream.graph.nodes import argument, aten, first_alone, packet, permutation, tensor_of, value
+from tilestream.graph.nodes import argument, arguments, aten, first_alone, packet, permutation, tensor_of, value
 from tilestream.graph.operators import ELEMENTWISE
-from tilestream.graph.rewrites.depthwise import Taken, taken_in
+from tilestream.graph.rewrites.depthwise import CAST, Taken, taken_in
 from tilestream.graph.rewrites.each import each
 from tilestream.graph.rewrites.insert import call
 from tilestream.graph.rewrites.narrow_pixels import narrow, side_by_side
@@ -28,7 +28,6 @@ from tilestream.graph.sizes import expression
 
 PIXELS = "tilestream.pixels"
 """In the meta of linears over pixels."""
-CAST = torch.ops.prims.convert_element_type.default
 FOLDED = "of the vectors that batch norms become, a scale and a shift, for all norms at once: nothing streams"
 
 
@@ -47,7 +46,7 @@ def to_pixels(graph: fx.Graph, settings: Settings) -> int:
             continue
         with graph.inserting_before(node):
             if TAKEN in node.meta and (ours := Taken.of(node, folded)) is not None:
-                pixels[ours.site.last] = taken_in(ours, _seen(ours.x, pixels))
+                pixels[ours.site.last] = taken_in(ours, _seen(arguments(ours.site.node)[0], pixels))
                 done |= ours.inside
             elif packet(node) is aten.convolution and not why_not(node):
                 pixels[node] = _convolution(node, pixels, settings.bulk)
@@ -56,9 +55,7 @@ def to_pixels(graph: fx.Graph, settings: Settings) -> int:
                 pixels[node] = call(node, convolution, *side_by_side(few, node), few.bias, *slid, settings.bulk)
             elif packet(node) in ELEMENTWISE and _follows(node, pixels):
                 pixels[node] = _elementwise(graph, node, pixels)
-            elif (
-                packet(node) is aten._native_batch_norm_legit_no_training and node.args[0] in pixels and node in folded
-            ):
+            elif node in folded and node.args[0] in pixels:
                 _batch_norm(node, pixels, folded[node])
     for node, made in pixels.items():
         if node in lying:
@@ -97,8 +94,7 @@ def _seen(node: fx.Node, pixels: dict[fx.Node, fx.Node]) -> fx.Node:
 
 
 def _convolution(node: fx.Node, pixels: dict[fx.Node, fx.Node], bulk: bool) -> fx.Node:
-    x, weight, bias = node.args[:3]
-    assert isinstance(x, fx.Node) and isinstance(weight, fx.Node)
+    x, weight, bias = arguments(node)[:3]
     numbers = [list(pair(argument(node, 3 + k, ""))) for k in range(3)]
     kernel = weight.meta["val"]
     if tuple(kernel.shape[2:]) == (1, 1) and numbers[:2] == [[1, 1], [0, 0]]:  # a linear over pixels
@@ -194,8 +190,7 @@ def _batch_norm(node: fx.Node, pixels: dict[fx.Node, fx.Node], folded: tuple[fx.
     """With running statistics: a scale and a shift, where only its first result is used."""
     if not first_alone(node):
         return
-    source, (scale, shift) = node.args[0], folded
-    assert isinstance(source, fx.Node)
+    source, (scale, shift) = arguments(node)[0], folded
     for part in list(node.users):
         with node.graph.inserting_before(part):
             scaled = call(part, aten.mul.Tensor, call(part, CAST, pixels[source], torch.float32), scale)

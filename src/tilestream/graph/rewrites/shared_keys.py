@@ -15,7 +15,7 @@ import torch
 from torch import fx
 from torch.fx.node import map_arg
 
-from tilestream.graph.nodes import aten, tensor_of, value
+from tilestream.graph.nodes import aten, behind, tensor_of, value
 from tilestream.graph.rewrites.insert import call
 from tilestream.graph.rewrites.settings import Runs, Settings
 
@@ -106,9 +106,7 @@ def operands_of(node: fx.Node) -> list[fx.Node]:
 def _unrepeated(repeated: fx.Node) -> fx.Node | None:
     """Keys or values ``[B, groups, S, F]``, if ``repeated`` ``[B, heads, S, F]`` has each of their heads several times,
     one behind the other."""
-    node, seen = repeated, value(repeated)
-    while node.target in IN_ORDER:
-        (node,) = node.all_input_nodes[:1]
+    node, seen = behind(repeated, lambda n: n.target in IN_ORDER), value(repeated)
     if node.target is not aten.expand.default or seen is None:
         return None
     (before,) = node.all_input_nodes[:1]
