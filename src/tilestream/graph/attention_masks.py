@@ -87,14 +87,10 @@ def settle_masks(gm: fx.GraphModule) -> int:
                 _clear_empty_rows(node, fake.dtype, query.dtype)
         made += 1
     if made:
-        graph.eliminate_dead_code(_is_impure)
+        # Whatever is no step to a mask stays: Dynamo's graph is not functional.
+        graph.eliminate_dead_code(lambda node: not _is_plain(node))
         gm.recompile()
     return made
-
-
-def _is_impure(node: fx.Node) -> bool:
-    """Whatever is no step to a mask stays: Dynamo's graph is not functional."""
-    return not _is_plain(node)
 
 
 def example_of(node: Any) -> Tensor | None:
@@ -178,17 +174,13 @@ def _kind(mask: fx.Node, fake: Tensor) -> str:
         found = _computed(steps)[mask]
         if not isinstance(found, Tensor) or found.shape != fake.shape:
             return ""
-        one = found[tuple(_one_of_equal(found))]
+        # One of what was expanded.
+        one = found[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in found.stride())]
         if bool(one.all()):
             return "all"
         rows, keys = found.shape[-2:] if found.dim() > 1 else (0, 1)
         is_causal = rows == keys and bool((one == torch.ones(rows, keys).tril().bool()).all())
         return "causal" if is_causal else ""
-
-
-def _one_of_equal(t: Tensor) -> list[slice]:
-    """An index that takes one of what was expanded."""
-    return [slice(0, 1) if stride == 0 else slice(None) for stride in t.stride()]
 
 
 def _steps(mask: fx.Node) -> list[fx.Node] | None:

@@ -8,7 +8,7 @@ import sys
 import types
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -92,27 +92,28 @@ def capture(
     """
     fakes, arguments, named = faked(model, inputs, keywords or {})
     try:
-        return _record(model, arguments, named, training, fakes, "", partition, masks, change)
+        return _record(_Recorder(partition, masks, change), model, arguments, named, training, fakes)
     except Exception as failure:
         if not _needs_values(failure):
             raise
         why = f"what it does depends on values{_at(failure)}"
         if is_fake((list(inputs), dict(keywords or {}))):
             raise NeedsValuesError(f"the model could not be captured: {why}", "give it real tensors") from failure
-        return _record(model, inputs, keywords or {}, training, None, why, partition, masks, change)
+        recorder = _Recorder(partition, masks, change)
+        return replace(_record(recorder, model, inputs, keywords or {}, training, None), ran=why)
 
 
 @dataclass
 class _Recorder:
     """The back end that records; ``inside`` counts the calls of its graphs that are going on."""
 
+    partition: Callable[..., tuple[fx.GraphModule, fx.GraphModule]] | None
+    masks: bool
+    change: Change | None
     graphs: list[fx.GraphModule] = field(default_factory=list)
     kinds: list[Kind] = field(default_factory=list)
     breaks: list[str] = field(default_factory=list)
     inside: int = 0
-    partition: Callable[..., tuple[fx.GraphModule, fx.GraphModule]] | None = None
-    masks: bool = True
-    change: Change | None = None
 
     def backend(self, graph: fx.GraphModule, example: list[Any]) -> Callable[..., Any]:
         from torch._dynamo.backends.common import aot_autograd
@@ -156,19 +157,15 @@ class _Recorder:
 
 
 def _record(
+    recorder: _Recorder,
     model: Callable[..., Any],
     inputs: Sequence[Any],
     keywords: Mapping[str, Any],
     training: bool,
     fakes: contextlib.AbstractContextManager[Any] | None,
-    ran: str = "",
-    partition: Callable[..., tuple[fx.GraphModule, fx.GraphModule]] | None = None,
-    masks: bool = True,
-    change: Change | None = None,
 ) -> Captured:
     from tilestream.graph.eager import Watch
 
-    recorder = _Recorder(partition=partition, masks=masks, change=change)
     watch = Watch(lambda: recorder.inside > 0)
     before = _refusals()
     run = torch.compile(alone(model), backend=recorder.backend)
@@ -188,7 +185,7 @@ def _record(
     if not recorder.graphs and not watch.found:
         raise CaptureError("the model made no graph of tensor operations", "give a model that computes on its inputs")
     breaks = dict.fromkeys((*recorder.breaks, *refused))
-    return Captured(tuple(recorder.graphs), tuple(recorder.kinds), tuple(breaks), tuple(watch.found), ran)
+    return Captured(tuple(recorder.graphs), tuple(recorder.kinds), tuple(breaks), tuple(watch.found))
 
 
 def alone(model: Callable[..., Any]) -> Callable[..., Any]:

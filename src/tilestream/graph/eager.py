@@ -16,10 +16,9 @@ from torch.utils._pytree import tree_leaves
 from tilestream.graph.costs import flops
 from tilestream.graph.costs.work import dtype_of, size
 from tilestream.graph.nodes import VIEWS, aten
-from tilestream.graph.provenance import function
+from tilestream.graph.provenance import OTHERS, function
 
 _FREE = VIEWS | {aten._local_scalar_dense, aten.item, aten.is_nonzero, aten.lift_fresh, aten.empty, aten.empty_like}
-_OTHERS = (str(Path(torch.__file__).parent), __file__, str(Path(__file__).parent / "capture.py"))
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,8 @@ class Watch(TorchDispatchMode):
 
         result = func(*args, **(kwargs or {}))
         packet = getattr(func, "overloadpacket", func)
-        if not self._inside() and TracingContext.try_get() is None and _computes(func, packet):
+        computes = getattr(func, "namespace", "") == "aten" and packet not in _FREE
+        if computes and not self._inside() and TracingContext.try_get() is None:
             amount = flops.of_call(packet, args, kwargs or {}, result)
             tensors = [x for x in tree_leaves((args, kwargs, result)) if isinstance(x, torch.Tensor)]
             moved = sum(size(x) * x.element_size() for x in tensors)
@@ -62,14 +62,10 @@ class Watch(TorchDispatchMode):
         return result
 
 
-def _computes(func: Any, packet: Any) -> bool:
-    return getattr(func, "namespace", "") == "aten" and packet not in _FREE
-
-
 def _line() -> str:
     """The user's line that is running: ``file.py:12 in forward: code``."""
     frame = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(_OTHERS):
+    while frame is not None and frame.f_code.co_filename.startswith(OTHERS):
         frame = frame.f_back
     if frame is None:
         return ""

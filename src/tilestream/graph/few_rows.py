@@ -93,7 +93,8 @@ def after_product(last: fx.Node, facts: Facts, *others: fx.Node) -> list[fx.Node
     inside = [last, *others]
     while len(inside) <= LONGEST and (readers := {u for n in inside for u in n.users if u not in inside}):
         node = min(readers)
-        if not _alike(node, last, facts) or not _made_of(node, facts, ELEMENTWISE):
+        alike = _of_rows(node, last, facts) and facts.width(node) == facts.width(last)
+        if not alike or not _made_of(node, facts, ELEMENTWISE):
             break
         inside.append(node)
         left = [n for n in inside if not n.users.keys() <= {*inside}]
@@ -122,10 +123,6 @@ def in_front(
     while idle := {n for n in found if is_view(n) and found.isdisjoint(facts.tiles[n])}:
         found -= idle  # views at the border stay outside
     return found
-
-
-def _alike(a: fx.Node, b: fx.Node, facts: Facts) -> bool:
-    return _of_rows(a, b, facts) and facts.width(a) == facts.width(b)
 
 
 def _of_rows(a: fx.Node, b: fx.Node, facts: Facts) -> bool:

@@ -227,7 +227,7 @@ class Emitter:
         if key not in self._loads:
             self._check_device(node)
             name = f"x{len(self.inputs)}"
-            self._tensor(Tensor.of(name, Role.INPUT, (features,), dtype_of(node)))
+            self.tensors[name] = Tensor.of(name, Role.INPUT, (features,), dtype_of(node))
             self.inputs.append(Binding(name, node, (("flatten", features),)))
             self._loads[key] = self._load((name,), features, dtype_of(node))
         return self._loads[key]
@@ -244,7 +244,7 @@ class Emitter:
         if (node, steps) not in self._bound:
             self._check_device(node)
             name = self._bound[node, steps] = f"{letter}{len(among)}"
-            self._tensor(made(name))
+            self.tensors[name] = made(name)
             among.append(Binding(name, node, steps))
         return self._bound[node, steps]
 
@@ -280,9 +280,6 @@ class Emitter:
             return Tensor.of(name, Role.PARAMETER, shape, dtype or dtype_of(node))
 
         return self._bind(node, "w" if len(shape) == 2 else "v", self.parameters, steps, made)
-
-    def _tensor(self, tensor: Tensor) -> None:
-        self.tensors[tensor.name] = tensor
 
     def _check_device(self, node: fx.Node) -> None:
         fake = _tensor(node)

@@ -14,7 +14,6 @@ an index are taken again: saved, they would have a kernel of their own and a tri
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 
@@ -132,13 +131,10 @@ def _hidden(node: fx.Node, made: _Made, readers: dict[fx.Node, fx.Node]) -> bool
     features = settled(node.meta["val"].shape[-1]) if value(node) is not None and node.meta["val"].dim() else None
     if not rows or not isinstance(features, int) or features > MAX_FEATURES:
         return False
-    if sum(cost.lanes + cost.special for cost in map(each, _computing(made))) > MOST_INSTRUCTIONS:
+    computing = (n for n in made.operators if not is_view(n) and n.target is not operator.getitem)
+    if sum(cost.lanes + cost.special for cost in map(each, computing)) > MOST_INSTRUCTIONS:
         return False
     return all(n.op != "placeholder" and n in readers and _differentiates(readers[n]) for n in rows)
-
-
-def _computing(made: _Made) -> Iterator[fx.Node]:
-    return (n for n in made.operators if not is_view(n) and n.target is not operator.getitem)
 
 
 def _differentiates(saved: fx.Node) -> bool:

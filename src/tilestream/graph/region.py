@@ -187,11 +187,6 @@ def _needed(binding: Binding) -> Steps:
     return steps[1:] if steps[:1] == idle else steps
 
 
-def is_given(node: fx.Node) -> bool:
-    """Whether a node has its value from the start: a placeholder, or a constant tensor."""
-    return node.op == "placeholder" or is_constant(node)
-
-
 def extract(
     owner: fx.GraphModule, outputs: Sequence[fx.Node], inputs: Iterable[fx.Node]
 ) -> tuple[fx.GraphModule, tuple[fx.Node, ...]]:
@@ -204,7 +199,7 @@ def extract(
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     ordered = sorted(needed)  # as they stand in the graph, of which a region is a small part
-    arguments = tuple(n for n in ordered if n in stops or is_given(n))
+    arguments = tuple(n for n in ordered if n in stops or n.op == "placeholder" or is_constant(n))
     for node in arguments:
         copies[node] = graph.placeholder(node.name)
         copies[node].meta = dict(node.meta)
@@ -235,15 +230,12 @@ def result_of(node: fx.Node, tensor: str) -> Result:
     Raises:
         Unsupported: it has gaps in memory.
     """
+    shape = tuple(d if isinstance(d, int) else expression(d) for d in node.meta["val"].shape)
+    return Result(tensor, shape, _order(node))
+
+
+def _order(node: fx.Node) -> tuple[int, ...] | None:
     fake = node.meta["val"]
-    shape = tuple(d if isinstance(d, int) else expression(d) for d in fake.shape)
-    try:
-        return Result(tensor, shape, _order(fake))
-    except Unsupported as reason:
-        raise Unsupported(reason.reason, node) from reason
-
-
-def _order(fake: torch.Tensor) -> tuple[int, ...] | None:
     strides = [hint(s) for s in fake.stride()]
     order = tuple(sorted(range(fake.dim()), key=lambda i: (-strides[i], i)))
     for dims in (tuple(range(fake.dim())), order):
@@ -252,7 +244,7 @@ def _order(fake: torch.Tensor) -> tuple[int, ...] | None:
             hint(fake.shape[d]) == 1 or expression(fake.stride(d)) == x for d, x in zip(dims, expected, strict=True)
         ):
             return None if dims == tuple(range(fake.dim())) else order
-    raise Unsupported("its result has gaps in memory")
+    raise Unsupported("its result has gaps in memory", node)
 
 
 def _symbols(arguments: Sequence[fx.Node]) -> tuple[tuple[sympy.Symbol, int, int], ...]:

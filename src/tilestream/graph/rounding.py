@@ -23,7 +23,8 @@ def round_results(ops: tuple[TileOp, ...]) -> tuple[TileOp, ...]:
         op = op.reading(names)
         made.append(op)
         out = op.out
-        if out is None or out.dtype == "f32" or _is_exact(op):
+        is_exact = op.kind in ("load", "cast") or OPS[op.kind].family == "layout"
+        if out is None or out.dtype == "f32" or is_exact:
             continue
         if out.name not in stored or not _unrounded(out.name, ops):
             continue
@@ -31,10 +32,6 @@ def round_results(ops: tuple[TileOp, ...]) -> tuple[TileOp, ...]:
         made.append(TileOp("cast", rounded, (out.name,), (), (), op.source))
         names[out.name] = rounded.name
     return tuple(made)
-
-
-def _is_exact(op: TileOp) -> bool:
-    return op.kind in ("load", "cast") or OPS[op.kind].family == "layout"
 
 
 def _unrounded(name: str, ops: tuple[TileOp, ...]) -> bool:

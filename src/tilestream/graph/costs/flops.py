@@ -51,12 +51,8 @@ def of_call(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], resul
     if str(operator).startswith("aten._scaled_dot_product") and "backward" not in str(operator):
         # heads of keys may be fewer than those of queries, which torch's formula takes for a mistake
         query, key, values = args[:3]
-        return (
-            2
-            * prod(hint(d) for d in query.shape[:-1])
-            * hint(key.shape[-2])
-            * sum(hint(x.shape[-1]) for x in (key, values))
-        )
+        pairs = prod(hint(d) for d in query.shape[:-1]) * hint(key.shape[-2])
+        return 2 * pairs * (hint(key.shape[-1]) + hint(values.shape[-1]))
     if formula is None and str(operator).startswith("aten._scaled_dot_product"):  # the CPU's, which torch leaves out
         return sdpa_backward_flop_count(*([hint(d) for d in x.shape] for x in args[:4] if isinstance(x, torch.Tensor)))
     return hint(formula(*args, **kwargs, out_val=result)) if formula is not None else 0

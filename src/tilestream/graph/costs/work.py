@@ -31,7 +31,8 @@ def work(node: fx.Node) -> Work:
     amount = float(flops.of_node(node))
     entry, cost, count = row(packet(node)), each(node), goes_over(node)
     if entry.kind in (Kind.LINEAR, Kind.BMM):
-        return Work(amount, count if _has_bias(node) else 0.0, 0.0)
+        has_bias = packet(node) in (aten.addmm, aten.baddbmm) or (packet(node) is aten.linear and len(node.args) > 2)
+        return Work(amount, count if has_bias else 0.0, 0.0)
     return Work(amount, cost.lanes * count, cost.special * count)
 
 
@@ -143,7 +144,3 @@ def dtype_of(value: object) -> str:
 def size(tensor: torch.Tensor) -> float:
     """Elements; symbolic sizes count as they were at the capture."""
     return float(prod(hint(d) for d in tensor.shape))
-
-
-def _has_bias(node: fx.Node) -> bool:
-    return packet(node) in (aten.addmm, aten.baddbmm) or (packet(node) is aten.linear and len(node.args) > 2)
