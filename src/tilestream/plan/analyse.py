@@ -67,7 +67,8 @@ def analyse(
     if STEP in targets:
         other = analyse(model, inputs, replace(options, decode_step=False), device, keywords=keywords, sums=sums)
         if options.target != "reference" and _is_faster(other, made):
-            return replace(other, options=options, hints=(*other.hints, _not_taken(made)))
+            left = f"with its decode step as one kernel it is predicted to take {made.whole.predicted_us:.0f} us"
+            return replace(other, options=options, hints=(*other.hints, left))
         made = replace(made, plain_graphs=other.plain_graphs or other.graphs)
     elif targets & {*TARGETS, *messages.TARGETS, DEPTHWISE, TOKEN_MIXING}:
         apart = replace(options, interactions=False, convolutions="off", token_mixing=False)
@@ -78,10 +79,6 @@ def analyse(
 
 def _is_faster(other: Analysis, stepped: Analysis) -> bool:
     return not other.empty and not stepped.empty and other.whole.predicted_us < stepped.whole.predicted_us
-
-
-def _not_taken(stepped: Analysis) -> str:
-    return f"with its decode step as one kernel it is predicted to take {stepped.whole.predicted_us:.0f} us"
 
 
 def training_cut(options: Options, device: Device, sums: bool = True) -> Cutter:

@@ -13,7 +13,7 @@ from tilestream.plan.candidates import FALLBACK, Candidate
 from tilestream.plan.decode import steps_of
 from tilestream.plan.parts import Coverage, Excluded, GraphAnalysis, RegionAnalysis, Share
 from tilestream.plan.shown import pipelines_us, total_us
-from tilestream.plan.whole import WholePlan, region_kernels, whole
+from tilestream.plan.whole import WholePlan, inductor_kernels, whole
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class Analysis:
             return self._apart_us(region)
         if candidate.strategy != FALLBACK or not region.nodes or not region.rows:
             return None
-        return region_kernels(region, self._device, self.tf32).predicted_us
+        return inductor_kernels(region.nodes, self._device, self.tf32, region.graph, not region.alone).predicted_us
 
     def _apart_us(self, chain: RegionAnalysis) -> float | None:
         """A backward chain's region and sums, each as it would run."""

@@ -13,7 +13,7 @@ from math import ceil
 
 from tilestream.devices import Device
 from tilestream.errors import VerifyError
-from tilestream.ir.axes import ROWS, At, Level, Loop, Spread, View, along
+from tilestream.ir.axes import ROWS, Level, Loop, Spread, View, along
 from tilestream.ir.pipeline import TILE_ROWS, Pipeline, Role, Stage, Tensor, Tile, TileOp
 from tilestream.ir.plain import by_rows, plain
 from tilestream.kernels.gradients import Chain, Layer, builds, find_chain, room
@@ -109,8 +109,11 @@ def _together(
     ops = [op for op in ops if op.kind != "store" or op.params[0] in wanted]
     made = {op.out.name: op.out for op in ops if op.out is not None}
     for op in ends:  # of columns that were padded there are none here
-        tensors[op.params[0]] = replace(sums.tensor(op.params[0]), axes=made[op.ins[0]].axes)
-    ops = _rounded([*ops, *_renamed(ends, ops)])
+        axes, name = made[op.ins[0]].axes, op.params[0]
+        tensors[name] = replace(sums.tensor(name), axes=axes)
+        under = [a.name for a in axes]
+        ops.append(replace(op, tiles=(along(op.ins[0], under),), tensors=(along(name, under),)))
+    ops = _rounded(ops)
     used = {name for op in ops for name in op.params}
     stage = Stage("chain", tuple(ops), (Loop(ROWS.name, TILE_ROWS),), ())
     return Pipeline("chain", tuple(t for n, t in tensors.items() if n in used), (stage,)), turned
@@ -132,15 +135,6 @@ def _over(op: TileOp, known: Mapping[str, Tile]) -> TileOp:
     out = replace(op.made, axes=tuple(axes))
     views = tuple(along(t.name, (ROWS.name, a.name)) for t, a in zip(tiles, axes, strict=True))
     return replace(op, out=out, tiles=views)
-
-
-def _renamed(ends: Sequence[TileOp], ops: Sequence[TileOp]) -> list[TileOp]:
-    """Stores of sums, under the axes that these have now."""
-    axes = {op.out.name: tuple(At((a.name,)) for a in op.out.axes) for op in ops if op.out is not None}
-    return [
-        replace(op, tiles=(View(op.ins[0], axes[op.ins[0]]),), tensors=(View(op.params[0], axes[op.ins[0]]),))
-        for op in ends
-    ]
 
 
 def _rounded(ops: Sequence[TileOp]) -> list[TileOp]:

@@ -40,19 +40,15 @@ def _driver() -> str:
         return ""
 
 
-_SOURCES: list[str] = []
-
-
+@lru_cache(maxsize=1)
 def _sources() -> str:
     """A hash of the files that decide plans and kernels: their change makes old plans void without a new version."""
-    if not _SOURCES:
-        root = Path(__file__).parents[1]
-        digest = hashlib.sha256()
-        for path in sorted(p for p in root.rglob("*") if p.suffix in (".py", ".cuh", ".cu", ".jinja", ".j2")):
-            stat = path.stat()
-            digest.update(f"{path.relative_to(root)} {stat.st_size} {stat.st_mtime_ns}\n".encode())
-        _SOURCES.append(digest.hexdigest())
-    return _SOURCES[0]
+    root = Path(__file__).parents[1]
+    digest = hashlib.sha256()
+    for path in sorted(p for p in root.rglob("*") if p.suffix in (".py", ".cuh", ".cu", ".jinja", ".j2")):
+        stat = path.stat()
+        digest.update(f"{path.relative_to(root)} {stat.st_size} {stat.st_mtime_ns}\n".encode())
+    return digest.hexdigest()
 
 
 class PlanCache:

@@ -128,14 +128,11 @@ def atomics_us(s: Sum) -> float:
 
 
 def _element_us(part: Part, how: str) -> float:
-    added = how in ("sum", "mean") and not is_table_gradient(part.node) and not _is_left(part.node)
+    # PyTorch has the kernel of an ``index_add``, but of float32, which Inductor compiles.
+    is_left = packet(part.node) is aten.index_add and not by_atomics(part.node)
+    added = how in ("sum", "mean") and not is_table_gradient(part.node) and not is_left
     size = min(4, part.node.meta["val"].element_size())
     return sums_by_index.ADDED_US[size] if added else sums_by_index.ATOMIC_US
-
-
-def _is_left(node: fx.Node) -> bool:
-    """Whether an ``index_add`` is PyTorch's kernel: Inductor compiles those of float32."""
-    return packet(node) is aten.index_add and not by_atomics(node)
 
 
 def sum_us(together: Sequence[Sum]) -> float:

@@ -47,8 +47,7 @@ def _product(kind: Kind, device: Device) -> Counts:
 
 def _moved(kind: Kind, device: Device, pictures: int, results: int) -> Amount:
     """So many passes over the pictures, and over the results."""
-    amount = 2 * kind.rows * (pictures * kind.patches.features + results * kind.patches.out)
-    return dram(amount, device)
+    return dram(2 * kind.rows * (pictures * kind.patches.features + results * kind.patches.out), device)
 
 
 PATCHES = Replacement(

@@ -29,12 +29,9 @@ def alternatives(
     kept = any("float32 matmul" in e.reason for e in made.exclusions)
     if not kept and not any(by_parts(r.program) for r in made.regions):
         return ()
-    return (_tf32(made, found, model), _bf16(made, model, inputs, keywords))
-
-
-def _tf32(made: Analysis, found: Captured, model: Callable[..., Any]) -> Alternative:
     with _precision("high"):
-        return _planned("tf32", TF32, made, found, model)
+        tf32 = _planned("tf32", TF32, made, found, model)
+    return (tf32, _bf16(made, model, inputs, keywords))
 
 
 def _bf16(made: Analysis, model: Callable[..., Any], inputs: Sequence[Any], keywords: Mapping[str, Any]) -> Alternative:

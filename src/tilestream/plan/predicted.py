@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -115,12 +114,12 @@ def by_strategy(analysis: Analysis) -> dict[str, Analysis]:
     own = str(analysis.options.strategy)
     if own != "auto":
         return {own: analysis}
-    made = {name: replan(analysis, strategy=name) for name in STRATEGIES}
-    return {own: analysis} | {name: a for name, a in made.items() if any(map(_has_a_choice, a.regions))}
-
-
-def _has_a_choice(region: RegionAnalysis) -> bool:
-    return region.plan is not None and region.program.strategy != STATIONARY
+    found = {own: analysis}
+    for name in STRATEGIES:
+        made = replan(analysis, strategy=name)
+        if any(r.plan is not None and r.program.strategy != STATIONARY for r in made.regions):
+            found[name] = made
+    return found
 
 
 def predictions(analysis: Analysis) -> dict[str, float]:
@@ -148,12 +147,15 @@ class Predicted:
             elif options.target != "reference" and is_lone(region, options):
                 problem = LONE
             else:
-                shown = partial(_inductor_us, cut.nodes, self.device, self.tf32, not self.alone)
-                plan = self._plan(region, copied, shown)
+                plan = self._plan(region, copied, lambda: self._inductor_us(cut.nodes))
         except TilestreamError as failure:
             problem = str(failure)
         copied_us = 0.0 if plan is not None and reads_them(plan.chosen) else copied.us
         return of_cut(cut, plan, problem, copied_us, self.alone)
+
+    def _inductor_us(self, nodes: Sequence[fx.Node]) -> float:
+        """What is shown of Inductor's kernels of operators."""
+        return inductor_kernels(nodes, self.device, self.tf32, epilogues=not self.alone).predicted_us
 
     def _plan(self, region: Region, copied: Turned, shown: Shown) -> Plan:
         if region.program.ragged:
@@ -178,8 +180,3 @@ def _planned(found: Found, options: Options, device: Device, tf32: bool) -> list
         if any(r.plan is not None and r.plan.chosen.pipeline is not None for r in made):
             break
     return made
-
-
-def _inductor_us(nodes: Sequence[fx.Node], device: Device, tf32: bool, epilogues: bool) -> float:
-    """What is shown of Inductor's kernels of operators."""
-    return inductor_kernels(nodes, device, tf32, epilogues=epilogues).predicted_us

@@ -9,7 +9,6 @@ from math import inf
 
 import torch
 from torch import fx
-from torch.utils._pytree import tree_leaves
 
 from tilestream.graph.costs.table import FILLS, Eager, Kind, row
 from tilestream.graph.costs.work import elements, looked_up, size
@@ -102,12 +101,11 @@ class Readers:
         self._of: dict[fx.Node, set[fx.Node]] = {}
         for node in nodes:
             if node.op == "output":
-                for leaf in tree_leaves(node.args):
-                    for read in _read(leaf) if isinstance(leaf, fx.Node) else ():
-                        self._of.setdefault(read.node, set()).add(node)
-            elif works(node):
-                for read in reads(node):
-                    self._of.setdefault(read.node, set()).add(node)
+                found = [read for operand in node.all_input_nodes for read in _read(operand)]
+            else:
+                found = reads(node) if works(node) else []
+            for read in found:
+                self._of.setdefault(read.node, set()).add(node)
 
     def __getitem__(self, held: fx.Node) -> set[fx.Node]:
         return self._of.get(held, set())

@@ -127,16 +127,15 @@ def whole(
     return _timed(steps, device)
 
 
-def region_kernels(region: RegionAnalysis, device: Device, tf32: bool) -> WholePlan:
-    """A region's operators as Inductor runs them without a pipeline: activations as epilogues of products
-    (``rewrites.epilogues``) where something else of the graph streams, else the graph is Inductor's as it is."""
-    return inductor_kernels(region.nodes, device, tf32, region.graph, not region.alone)
-
-
 def inductor_kernels(
     nodes: Sequence[fx.Node], device: Device, tf32: bool, number: int = 0, epilogues: bool = True
 ) -> WholePlan:
-    """The same of any operators of graph ``number``; in the order of their graph."""
+    """Operators of graph ``number``, in the order of their graph, as Inductor runs them without a pipeline.
+
+    Args:
+        epilogues: whether activations are epilogues of products (``rewrites.epilogues``), as where something else of
+            the graph streams; else the graph is Inductor's as it is.
+    """
     cache, readers = Cache(device), Readers(list(nodes[0].graph.nodes))
     steps = [
         step
