@@ -55,9 +55,9 @@ class Lengths:
         return Lengths(tuple((n, many) for n, many in ((each, outer - more), (each + 1, more)) if many), assumed)
 
     @staticmethod
-    def at_random(outer: int, total: int, assumed: str = "each at random") -> Lengths:
+    def at_random(outer: int, total: int) -> Lengths:
         """``total`` positions, each within any of ``outer``: a Poisson distribution, in whole numbers."""
-        mean = total / outer if outer else 0.0
+        mean, assumed = total / outer if outer else 0.0, "each at random"
         if not 0 < mean < MOST_AT_RANDOM:
             return Lengths.equal(outer, total, assumed)
         spread = 6 * sqrt(mean) + 4

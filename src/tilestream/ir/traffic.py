@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil
@@ -57,16 +57,13 @@ def levels_of(pipeline: Pipeline, size: Mapping[str, int]) -> dict[str, int]:
 
 def traffic(pipeline: Pipeline, rows: int) -> Traffic:
     """Bytes at each level when ``pipeline`` runs over ``rows`` rows; all zero for no rows."""
-    reads: dict[str, int] = defaultdict(int)
-    writes: dict[str, int] = defaultdict(int)
+    reads, writes = Counter[str](), Counter[str]()
     registers = shared = l2 = 0
     if rows > 0:
         for launch in cut_at_dram(pipeline):
             read, written = dram_of(launch, rows)
-            for name, size in read.items():
-                reads[name] += size
-            for name, size in written.items():
-                writes[name] += size
+            reads.update(read)
+            writes.update(written)
             l2 += sum(read.values()) + sum(written.values()) + sum(l2_of(launch, rows))
             for stage in launch.stages:
                 registers += _registers(stage, launch, rows)
@@ -78,7 +75,7 @@ def traffic(pipeline: Pipeline, rows: int) -> Traffic:
         l2,
         sum(reads.values()),
         sum(writes.values()),
-        tuple((n, reads.get(n, 0), writes.get(n, 0)) for n in names),
+        tuple((n, reads[n], writes[n]) for n in names),
     )
 
 
@@ -110,13 +107,11 @@ def l2_of(launch: Pipeline, rows: int) -> tuple[int, int]:
         for q in launch.queues
         if q.transport is Transport.L2
     )
-    loads: dict[str, int] = defaultdict(int)
-    for stage in launch.stages:
-        for op in stage.ops:
-            if op.kind == "load" and launch.tensor(op.params[0]).role is not Role.PARAMETER:
-                loads[op.params[0]] += 1
+    ops = [op for stage in launch.stages for op in stage.ops]
+    loaded = [op.params[0] for op in ops if op.kind == "load"]
+    loads = Counter(name for name in loaded if launch.tensor(name).role is not Role.PARAMETER)
     again = sum((count - 1) * bytes_of(launch.tensor(name), rows) for name, count in loads.items())
-    indexed = [op for stage in launch.stages for op in stage.ops if in_places(op)]
+    indexed = [op for op in ops if in_places(op)]
     once = {op.params[0]: table_bytes(op, launch, rows) for op in indexed}
     tapped = [op for op in indexed if not op.index]
     taps = sum(loaded_bytes(op, launch, rows) for op in tapped) - sum(once[n] for n in {op.params[0] for op in tapped})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from itertools import chain
 from typing import Literal
 
@@ -64,29 +64,13 @@ def run(
     rows = check_inputs(pipeline, tensors, arithmetic)
     memory = dict(tensors)
     for launch in cut_at_dram(pipeline):
-        watch = observe and _skip_reloads(observe, {t.name for t in pipeline.tensors}, launch)
-        memory |= _Launch(launch, memory, rows, arithmetic, watch).run()
+        memory |= _Launch(launch, memory, rows, arithmetic, observe, tensors.keys()).run()
     return {t.name: memory[t.name] for t in pipeline.by_role(Role.OUTPUT)}
 
 
-def _skip_reloads(observe: Observe, known: set[str], launch: Pipeline) -> Observe:
-    """A tile that crossed DRAM was observed where it was made; its load by a later launch is no new value."""
-    reloaded = {
-        op.out.name
-        for stage in launch.stages
-        for op in stage.ops
-        if op.kind == "load" and op.out is not None and op.params[0] not in known
-    }
-
-    def observe_once(tile: str, index: int, value: torch.Tensor) -> None:
-        if tile not in reloaded:
-            observe(tile, index, value)
-
-    return observe_once
-
-
 class _Launch:
-    """One launch: its tensors, its rings, and its workers until all have done their tiles."""
+    """One launch: its tensors, its rings, and its workers until all have done their tiles. ``given``: tensors that no
+    launch before it has made."""
 
     def __init__(
         self,
@@ -95,12 +79,13 @@ class _Launch:
         rows: int,
         arithmetic: Arithmetic,
         observe: Observe | None,
+        given: Collection[str],
     ) -> None:
         self.pipeline = pipeline
         self.rows = rows
         self.tile_rows = pipeline.tile_rows
         self.arithmetic = arithmetic
-        self.observe = observe
+        self.observe, self.given = observe, given
         self.described = pipeline.tiles()
         self.tensors = Rows(pipeline, memory, rows, arithmetic)
         self.rings = [Slots(q) for q in pipeline.queues if q.transport is not Transport.DRAM]
@@ -149,7 +134,9 @@ class _Launch:
             return
         value = self._load(op, rows, count) if op.kind == "load" else self.tensors.evaluate(op, values)
         values[op.out.name] = value
-        if self.observe is not None and count:
+        # A tile that crossed DRAM was observed where it was made; its load is no new value.
+        is_new = op.kind != "load" or op.params[0] in self.given
+        if self.observe is not None and count and is_new:
             self.observe(op.out.name, t, value[:count])
 
     def _load(self, op: TileOp, rows: slice, count: int) -> torch.Tensor:
