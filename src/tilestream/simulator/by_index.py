@@ -7,7 +7,6 @@ are read with fewer misses.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import prod
 
 from tilestream.devices import Device
@@ -16,16 +15,9 @@ from tilestream.ir.pipeline import ELEMENT_BYTES, Pipeline
 from tilestream.simulator.library.kernels import KEPT
 
 
-@dataclass(frozen=True)
-class ByIndex:
-    """Bytes: of all that is meant, each ``first`` time, and ``again`` for what the L2 no longer has."""
-
-    first: float
-    again: float
-
-
-def by_index(p: Pipeline, view: View, size: Mapping[str, int], device: Device) -> ByIndex:
-    """Of a tensor under ``view``; without an index all of it comes once.
+def by_index(p: Pipeline, view: View, size: Mapping[str, int], device: Device) -> tuple[float, float]:
+    """Bytes of a tensor under ``view``: of all that is meant, each first time, and again for what the L2 no longer has;
+    without an index all of it comes once.
 
     Of N rows, E draws touch N (1 - (1 - 1/N)^E); a row that was touched before is still in the L2 with the share of the
     table that half of the L2 holds.
@@ -35,8 +27,8 @@ def by_index(p: Pipeline, view: View, size: Mapping[str, int], device: Device) -
     whole = float(prod(size[a.name] for a in tensor.axes) * each)
     rows = prod(size[a.name] for at, a in zip(view.at or (), tensor.axes, strict=True) if at.index)
     if rows == 1:
-        return ByIndex(whole, 0.0)
+        return whole, 0.0
     touched = float(prod(size[a] for a in view.axes) * each)
     first = whole * (1.0 - (1.0 - 1.0 / rows) ** (touched / (whole / rows)))
     kept = min(1.0, KEPT * device.l2_bytes / whole)
-    return ByIndex(first, max(0.0, touched - first) * (1.0 - kept))
+    return first, max(0.0, touched - first) * (1.0 - kept)

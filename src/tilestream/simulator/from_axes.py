@@ -165,16 +165,16 @@ def _dram(p: Pipeline, stage: Stage, size: Sizes, seen: set[str], device: Device
     read = written = 0.0
     for op in stage.ops:
         for view in op.views[len(op.tiles) :]:
-            found = by_index(p, view, size, device)
+            first, again = by_index(p, view, size, device)
             for index in indices(view):
                 if index.of not in seen:
                     seen.add(index.of)
                     read += _bytes(p, index.of, size)
             if op.kind in WRITES:
-                written += _bytes(p, view.of, size) + found.again
-                read += found.again
+                written += _bytes(p, view.of, size) + again
+                read += again
             else:
-                read += found.again + (0.0 if view.of in seen else found.first)
+                read += again + (0.0 if view.of in seen else first)
                 seen.add(view.of)
     tiles = p.tiles()
     for q in p.queues:

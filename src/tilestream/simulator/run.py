@@ -81,7 +81,9 @@ def run(workload: Workload, device: Device, *, arbiter: str | None = None, most_
     Raises:
         WorkloadError: a launch cannot be resident, or cannot come to its end.
     """
-    arbiters = _arbiters(arbiter, device)
+    arbiters = {None: device.arbiters, "single": 1, "dual": 2}.get(arbiter)
+    if arbiters is None:
+        raise WorkloadError(f"arbiter is {arbiter!r}", "use 'single', 'dual' or None for the device's own")
     if most_tiles < 1:
         raise WorkloadError(f"most_tiles is {most_tiles}", "use a number above 0")
     known: dict[SimLaunch, LaunchResult] = {}
@@ -122,14 +124,6 @@ def run(workload: Workload, device: Device, *, arbiter: str | None = None, most_
         tiles,
         exact,
     )
-
-
-def _arbiters(arbiter: str | None, device: Device) -> int:
-    if arbiter is None:
-        return device.arbiters
-    if arbiter not in ("single", "dual"):
-        raise WorkloadError(f"arbiter is {arbiter!r}", "use 'single', 'dual' or None for the device's own")
-    return 2 if arbiter == "dual" else 1
 
 
 def _anonymous(launch: SimLaunch) -> SimLaunch:

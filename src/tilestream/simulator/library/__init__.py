@@ -23,7 +23,7 @@ from tilestream.simulator.library.kernels import (
     with_cached,
 )
 from tilestream.simulator.library.padding import as_inductor_runs
-from tilestream.simulator.library.products import Beside, Product, Tiling, tiling
+from tilestream.simulator.library.products import Beside, Product, tiling
 from tilestream.simulator.library.rows import EAGER, Rows, eager
 from tilestream.simulator.library.stages import launch, merge
 from tilestream.simulator.library.streams import lane_ops, stream
@@ -40,7 +40,6 @@ __all__ = [
     "Product",
     "Rows",
     "Stream",
-    "Tiling",
     "as_inductor_runs",
     "bulk_kernels",
     "closed_form_s",

@@ -5,18 +5,7 @@ from __future__ import annotations
 from math import ceil
 
 from tilestream.devices import Device
-from tilestream.simulator.library.products import (
-    APART,
-    PLAIN,
-    REDUCE_S,
-    Beside,
-    Product,
-    distinct,
-    family_of,
-    partial_bytes,
-    rate_dtype,
-    tiling,
-)
+from tilestream.simulator.library.products import APART, PLAIN, REDUCE_S, Beside, Product, family_of, tiling
 from tilestream.simulator.library.stages import one_stage
 from tilestream.simulator.workload import Engine, SimStage, TileWork
 
@@ -29,9 +18,9 @@ def gemm(name: str, product: Product, device: Device, beside: Beside = PLAIN) ->
     """A library's kernel for ``product``, with what it does beside that."""
     t = tiling(product, device, beside)
     family = family_of(product)
-    dtype = rate_dtype(product, device)
-    read, written = distinct(product, beside)
-    partial = partial_bytes(product, t.splits)
+    dtype = product.rate_dtype(device)
+    read, written = beside.distinct(product)
+    partial = product.partial_bytes(t.splits)
     kept = 1 - beside.cached
     rate = device.tensor_flops[dtype] / device.sms
     flops = product.flops + beside.more_flops

@@ -13,7 +13,7 @@ from math import ceil
 
 from tilestream.devices import Device
 from tilestream.simulator.library.kernels import Gemm, Kernel, Stream
-from tilestream.simulator.library.products import PLAIN, Product, rate_dtype, tiling
+from tilestream.simulator.library.products import PLAIN, Product, tiling
 
 LINE = 16
 WINS = 1.1
@@ -61,7 +61,7 @@ def _pays(product: Product, device: Device) -> bool:
     if replace(product, pitch=0).aligned >= LINE:
         return False
     moved_s = (product.operand_bytes + product.result_bytes) / device.dram_bytes_per_s
-    if product.flops / device.tensor_flops[rate_dtype(product, device)] < moved_s:
+    if product.flops / device.tensor_flops[product.rate_dtype(device)] < moved_s:
         return False
     wide = padded(product)
     copies_s = max(COPIES * FROM_PYTHON_S, 3 * wide.operand_bytes / device.dram_bytes_per_s)

@@ -54,6 +54,14 @@ class Product:
         inner = {"nt": (self.k,), "nn": (self.k, self.n), "tn": (self.m, self.n)}[self.layout]
         return gcd(16, *(length * self.itemsize for length in (*inner, self.pitch or self.n)))
 
+    def rate_dtype(self, device: Device) -> str:
+        """The dtype whose tensor rate counts: bf16's for what the device does not list."""
+        return self.dtype if self.dtype in device.tensor_flops else "bf16"
+
+    def partial_bytes(self, splits: int) -> float:
+        """Bytes of split sums, written as fp32 and read again."""
+        return 8.0 * self.batch * self.m * self.n * splits if splits > 1 else 0.0
+
 
 @dataclass(frozen=True)
 class Beside:
@@ -71,6 +79,11 @@ class Beside:
     cached: float = 0.0
     more_flops: float = 0.0
     more_products: int = 0
+
+    def distinct(self, product: Product) -> tuple[float, float]:
+        """Distinct bytes read and written."""
+        read = product.operand_bytes if self.dram_read is None else self.dram_read
+        return read, product.result_bytes if self.dram_write is None else self.dram_write
 
 
 @dataclass(frozen=True)
@@ -177,11 +190,6 @@ def aligned() -> tuple[Family, ...]:
     return replace(lines, least=0), *others
 
 
-def rate_dtype(product: Product, device: Device) -> str:
-    """The dtype whose tensor rate counts: bf16's for what the device does not list."""
-    return product.dtype if product.dtype in device.tensor_flops else "bf16"
-
-
 @cache
 def tiling(product: Product, device: Device, beside: Beside = PLAIN) -> Tiling:
     """The tiles and the split of the sum that take the least time; larger tiles first."""
@@ -205,7 +213,7 @@ def _timed(product: Product, device: Device, beside: Beside, tile: tuple[int, in
     tiles = product.batch * down * across * splits
     depth = ceil(ceil(product.k / splits) / DEPTH) * DEPTH
     share = 1 / (1 + SMALL * (1 / rows + 1 / columns))
-    tensor_s = 2.0 * rows * columns * depth / (device.tensor_flops[rate_dtype(product, device)] / device.sms * share)
+    tensor_s = 2.0 * rows * columns * depth / (device.tensor_flops[product.rate_dtype(device)] / device.sms * share)
     store = device.handoff_ops if family.store is None else family.store
     odd = splits == 1 and product.layout == "nt" and (product.pitch or product.n) * product.itemsize % 16 != 0
     lane_s = (store + family.odd_store * odd) * rows * columns / lanes
@@ -224,9 +232,9 @@ def _timed(product: Product, device: Device, beside: Beside, tile: tuple[int, in
     full, rest = divmod(tiles, device.sms * per_sm)
     compute_s = full * together(per_sm) + (together(ceil(rest / device.sms)) if rest else 0.0)
     again = _again(product, device, rows * columns * device.sms * per_sm)
-    read, written = distinct(product, beside)
+    read, written = beside.distinct(product)
     dram_s = ((read + written) * (1 - beside.cached) + again) / device.dram_bytes_per_s
-    partial = partial_bytes(product, splits)
+    partial = product.partial_bytes(splits)
     l2_s = taken / multicast / device.l2_shared_bytes_per_s + (product.result_bytes + partial) / device.l2_bytes_per_s
     memory_s = max(dram_s, l2_s)
     seconds = max(compute_s, memory_s) + APART * min(compute_s, memory_s) + (REDUCE_S if splits > 1 else 0.0)
@@ -245,17 +253,6 @@ def _timed(product: Product, device: Device, beside: Beside, tile: tuple[int, in
         read + again,
         seconds,
     )
-
-
-def distinct(product: Product, beside: Beside) -> tuple[float, float]:
-    """Distinct bytes read and written."""
-    read = product.operand_bytes if beside.dram_read is None else beside.dram_read
-    return read, product.result_bytes if beside.dram_write is None else beside.dram_write
-
-
-def partial_bytes(product: Product, splits: int) -> float:
-    """Bytes of split sums, written as fp32 and read again."""
-    return 8.0 * product.batch * product.m * product.n * splits if splits > 1 else 0.0
 
 
 def _again(product: Product, device: Device, wave: int) -> float:
