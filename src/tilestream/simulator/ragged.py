@@ -6,7 +6,6 @@ Which node has how many is not known of a histogram: they are taken to lie in a 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import ceil
 
 import numpy as np
 
@@ -15,7 +14,7 @@ from tilestream.ir.lengths import Lengths, Sizes
 from tilestream.ir.pipeline import ELEMENT_BYTES, Role
 from tilestream.kernels.segments.cost import batch_s, launch_s, traffic, visit_s
 from tilestream.kernels.segments.kernel import SegmentsKernel
-from tilestream.kernels.segments.layout import LONG, PIECE_EDGES, SLOTS, THREADS
+from tilestream.kernels.segments.layout import LONG, THREADS, piece_edges
 from tilestream.simulator.workload import Engine, SimLaunch, SimStage, TileWork
 
 REGISTERS, WARP_REGISTERS = 65_536, 8
@@ -56,7 +55,7 @@ def segments_launch(kernel: SegmentsKernel, size: Sizes, device: Device) -> SimL
     each = shuffled(lengths)
     long = each[each > LONG] if kernel.program.busy >= 0 else each[:0]
     short = np.where(each > LONG, 0, each) if len(long) else each
-    piece = max(PIECE_EDGES, ceil(lengths.total / (SLOTS // 2)))
+    piece = piece_edges(lengths.total)
     pieces = [min(piece, left) for n in long.tolist() for left in range(n, 0, -piece)]
     dealt = np.array(pieces, dtype=np.int64)
     edges = np.concatenate([in_blocks(short, teams), dealt])

@@ -77,11 +77,10 @@ class Code:
         left[:] = [name for name in left if name not in needed]
         lines = []
         for name in now:
-            lines += (
-                [self._unpack(name, f"w{self.numbers[name]}")]
-                if name in self.p.reads
-                else self.value(self.p.steps[name])
-            )
+            if name in self.p.reads:
+                lines.append(self._unpack(name, f"w{self.numbers[name]}"))
+            else:
+                lines += self.value(self.p.steps[name])
         return lines
 
     def _load(self, value: str, row: str, words: str) -> list[str]:
@@ -102,10 +101,8 @@ class Code:
         """Statements that make a step's value; of an edge, its array as well."""
         declared = [f"float {self.name(s.makes)}[{self.at.count(s.axes)}];"] if s.place is Place.EDGE else []
         if s.op.kind == "product" and s.taken != s.axes:
-            return [
-                *declared,
-                *self.over_features(s, self.name(s.makes), self.product(s.operands, self.at.count(s.taken))),
-            ]
+            product = self.product(s.operands, self.at.count(s.taken))
+            return [*declared, *self.over_features(s, self.name(s.makes), product)]
         return [*declared, *self._assign(s, self._element(s))]
 
     def _assign(self, s: Step, element: str) -> list[str]:

@@ -11,7 +11,7 @@ from tilestream.ir.pipeline import ELEMENT_BYTES
 from tilestream.ir.tileops import OPS
 from tilestream.kernels.coefficients.segments import H200_SEGMENTS as FITTED
 from tilestream.kernels.costs import Amount, Counts, beside
-from tilestream.kernels.segments.layout import LANE_BYTES, LONG, PIECE_EDGES, SLOTS, THREADS, WARP, Layout
+from tilestream.kernels.segments.layout import LANE_BYTES, LONG, THREADS, WARP, Layout, piece_edges
 from tilestream.kernels.segments.model import Pass, Place, Program, Read, Step
 
 SECTOR = 32
@@ -69,7 +69,7 @@ def dealt(p: Program, lengths: Lengths) -> tuple[Lengths, Lengths]:
         return lengths, Lengths(())
     short = [(n, many) for n, many in lengths.counts if n <= LONG]
     busy = [(n, many) for n, many in lengths.counts if n > LONG]
-    piece = max(PIECE_EDGES, ceil(lengths.total / (SLOTS // 2)))
+    piece = piece_edges(lengths.total)
     pieces = dict[int, int]()
     for n, many in busy:
         for size, of in ((piece, n // piece), (n % piece, 1)):

@@ -12,6 +12,7 @@ from tilestream.ir.lengths import EDGES_A_NODE, Lengths
 from tilestream.ir.pipeline import DTYPE_BYTES, Pipeline, Role, Stage
 from tilestream.kernels.costs import Counts
 from tilestream.kernels.kernel import NO_ROW, Footprint, Frame, Kernel, halves
+from tilestream.kernels.operators.lanes import WORDS
 from tilestream.kernels.parts.params import Field, Struct
 from tilestream.kernels.parts.source import Call, KernelSource, Part, Space
 from tilestream.kernels.parts.templating import rendered
@@ -20,8 +21,6 @@ from tilestream.kernels.segments.cost import cost
 from tilestream.kernels.segments.layout import LONG, PIECE_EDGES, SLOTS, THREADS, WARP, Layout, layout
 from tilestream.kernels.segments.model import Program, program
 
-WORDS = 4
-"""64-bit words of the record that ``give_up`` of lanes.cuh leaves: claimed | what, where | rows | found."""
 CTAS_PER_SM = 4, 160
 """Of a launch, at least: as many as take busy nodes where there are few nodes; and at most: where most nodes have no
 edge, a CTA is over before the next one's bounds are here, so each has several."""

@@ -27,6 +27,11 @@ SLOTS = 4096
 """Pieces of nodes that several CTAs share, at most: their partial sums have room."""
 
 
+def piece_edges(edges: int) -> int:
+    """Edges of each piece of a busy node, where all nodes have so many."""
+    return max(PIECE_EDGES, ceil(edges / (SLOTS // 2)))
+
+
 @dataclass(frozen=True)
 class Layout:
     """Slot ``s = lane + r lanes`` has ``vector`` neighbouring elements of run ``s / per_run``.
