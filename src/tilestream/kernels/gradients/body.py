@@ -6,17 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from tilestream.ir.pipeline import TileOp
 from tilestream.kernels.gradients.chain import Layer
-from tilestream.kernels.gradients.layouts import (
-    COLUMNS,
-    GROUPS,
-    NARROW_TILES,
-    WIDE_TILES,
-    Held,
-    Kind,
-    chunks,
-    read,
-    shares,
-)
+from tilestream.kernels.gradients.layouts import COLUMNS, GROUPS, NARROW_TILES, WIDE_TILES, Held, Kind, chunks, shares
 from tilestream.kernels.gradients.model import Schedule
 from tilestream.kernels.parts.element import Pairs, Value, both, registers
 from tilestream.kernels.parts.mma import by_rows, mixed, of_columns
@@ -141,7 +131,7 @@ class _Chain:
         return lines
 
     def _layer(self, n: int, layer: Layer) -> list[str]:
-        names = {tensor: f"x{n}_{k}_" for k, tensor in enumerate(read(layer))}
+        names = {tensor: f"x{n}_{k}_" for k, tensor in enumerate(layer.read)}
         wide = chunks(layer.k)
         lines = [line for name in names.values() for line in _takes(name, wide, "const u32")]
         lines.append(f"// {layer.source}")
@@ -233,19 +223,15 @@ class _Chain:
         own = [op for op in layer.ops if slope and op not in layer.along and op not in layer.makes]
         blocks = _blocks(layer) if self.narrow else 8
         for c in range(chunks(layer.k)):
-            place = (
-                self.s.at("inputs") + (self.turn % self.s.layout.made * self.s.layout.made_chunks + c) * GROUPS * CHUNK
-            )
+            chunk = self.turn % self.s.layout.made * self.s.layout.made_chunks + c
+            place = self.s.at("inputs") + chunk * GROUPS * CHUNK
             at = {tensor: f"{name}{c}{self.own}" for tensor, name in names.items()}
             inner, values = _pair((*layer.makes, *own), layer.sources, at, {})
             inner.append(f"sts32(pair_addr<T>({x}{c}{self.own}, t, i, j), {_packed(values[layer.x])});")
-            inner += (
-                [f"{to} = {text};" for to, text in zip(registers(slope), values[layer.slope], strict=True)]
-                if slope
-                else []
-            )
-            lines += [f"const u32 {x}{c} = smem + {place}{' + own' if self.narrow else ''};"]
-            lines += [f"Fragment<{blocks}> {slope};"] if slope else []
+            lines.append(f"const u32 {x}{c} = smem + {place}{' + own' if self.narrow else ''};")
+            if slope:
+                lines.append(f"Fragment<{blocks}> {slope};")
+                inner += [f"{to} = {text};" for to, text in zip(registers(slope), values[layer.slope], strict=True)]
             lines += _by_pairs(blocks, inner)
         self.turn += 1
         return [*lines, "fence_async_shared();", self.meet]

@@ -59,6 +59,12 @@ class Layer:
         return _where(self.sum)
 
     @property
+    def read(self) -> tuple[str, ...]:
+        """Tensors that it takes through the ring, each once."""
+        beside = (tensor for _, tensor in (*self.sources, *self.streams))
+        return tuple(dict.fromkeys((*([self.input] if self.input else []), *beside)))
+
+    @property
     def along(self) -> tuple[TileOp, ...]:
         """Of ``ops`` those that the product goes through."""
         through, found = {self.product}, []

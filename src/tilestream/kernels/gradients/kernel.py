@@ -85,8 +85,9 @@ class GradientKernel(Kernel):
     def describe(self, words: Sequence[int]) -> str:
         (_, stage), (sm, cta), (peer, _) = halves(words, 3)
         s = self.schedules[stage]
+        where = s.chain.layers[0].sum.source or "no source line"
         return (
-            f"pipeline {self.launch.name!r}, stage {s.stage.name!r} ({s.where or 'no source line'}):"
+            f"pipeline {self.launch.name!r}, stage {s.stage.name!r} ({where}):"
             f" CTA {cta} on SM {sm} waited too long for the partial sums of CTA {peer}, one of {s.splits} that share"
             f" out the rows: expected launch {words[3]}, found {words[4]}"
         )

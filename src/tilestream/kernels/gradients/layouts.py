@@ -155,12 +155,6 @@ def chunks(columns: int) -> int:
     return ceil(columns / COLUMNS)
 
 
-def read(layer: Layer) -> tuple[str, ...]:
-    """Tensors that a layer takes through the ring, each once."""
-    beside = (tensor for _, tensor in (*layer.sources, *layer.streams))
-    return tuple(dict.fromkeys((*([layer.input] if layer.input else []), *beside)))
-
-
 class _Sums:
     """The sums of a layout, one after another."""
 
@@ -219,9 +213,9 @@ def _narrow(gradient: str, layers: Sequence[Layer], pipeline: Pipeline) -> Layou
     slope = ACCUMULATORS if any(x.slope for x in layers) else 0
     given = max(sum(2048 * h.blocks for h in share) for share in shares(sums.held))
     return Layout(
-        Kind.NARROW, tuple(sums.held), ((Box(gradient),), *((Box(name),) for x in layers for name in read(x))),
+        Kind.NARROW, tuple(sums.held), ((Box(gradient),), *((Box(name),) for x in layers for name in x.read)),
         ACCUMULATORS + slope + OPERAND + OVERHEAD,
-        max(4, 1 + 2 * max(len(read(x)) for x in layers), ceil(given / CHUNK)),
+        max(4, 1 + 2 * max(len(x.read) for x in layers), ceil(given / CHUNK)),
         weights=tuple(Box(x.weight) for x in layers if x.weight), tiles=NARROW_TILES, tile_chunks=1,
         made=NARROW_MADE, made_chunks=int(any(x.makes for x in layers)),
         step_bytes=GROUPS * len(layers) * NARROW_BYTES,
@@ -239,9 +233,9 @@ def _wide(gradient: str, layers: Sequence[Layer], pipeline: Pipeline) -> Layout:
             sums.hold(n, x.weight_gradient, wide, turned, chunk=c, groups=chunks(rows))
         if x.bias_gradient:
             sums.hold(n, x.bias_gradient, 1, is_bias=True, groups=chunks(x.out))
-    wide = [(gradient, layers[0].out), *((name, x.k) for x in layers for name in read(x))]
+    wide = [(gradient, layers[0].out), *((name, x.k) for x in layers for name in x.read)]
     # A layer's slots come back when the next one's first product is over.
-    each = [chunks(x.k) * len(read(x)) for x in layers]
+    each = [chunks(x.k) * len(x.read) for x in layers]
     least = max(chunks(layers[0].out) + sum(each[:2]), *(sum(each[n : n + 2]) for n in range(len(each))))
     return Layout(
         Kind.WIDE, tuple(sums.held),
@@ -265,7 +259,7 @@ def _wide_bytes(layer: Layer) -> int:
     """What a layer moves through shared memory for a tile of each warpgroup."""
     out, k = chunks(layer.out), chunks(layer.k)
     one = GROUPS * CHUNK * k
-    total = one * len(read(layer))  # written by copies
+    total = one * len(layer.read)  # written by copies
     if layer.weight:  # dX is written, what its slope takes is read, and both operands of its product are,
         total += one * (1 + len(layer.streams)) + 2 * one * out
     if layer.makes:

@@ -51,11 +51,6 @@ class Schedule:
         return prod(self.parts) * self.splits
 
     @property
-    def where(self) -> str:
-        """The user's line."""
-        return self.chain.layers[0].sum.source
-
-    @property
     def block(self) -> tuple[int, int]:
         """Columns of out and of k that a CTA sums of one layer, whole chunks."""
         return self.layout.left * COLUMNS, self.layout.right * COLUMNS

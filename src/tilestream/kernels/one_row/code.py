@@ -120,9 +120,9 @@ class _Row(Elements):
         super().__init__(values)
         self.code, self.sums = code, 0
         views = dict.fromkeys(view for op in ops for view in op.views[len(op.tiles) :])
-        self.read = {view: self.loaded(view) for view in views}
+        self.vectors = {view: self.loaded(view) for view in views}
         self.loads = self.taken()
-        self.values |= {op.made.name: self.read[op.views[0]] for op in ops if op.kind == "load"}
+        self.values |= {op.made.name: self.vectors[op.views[0]] for op in ops if op.kind == "load"}
         self.run(ops)
 
     def loaded(self, view: View) -> Value:
@@ -135,9 +135,6 @@ class _Row(Elements):
         else:
             self.lines.append(f"const float {name} = {text};")
         return (f"{name}[e]" if array else name,)
-
-    def vector(self, op: TileOp, view: View) -> Value:
-        return self.read[view]
 
     def computed(self, op: TileOp, operands: Sequence[Value]) -> Value:
         (text,) = expressions(op, operands)

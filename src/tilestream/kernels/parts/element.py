@@ -28,14 +28,15 @@ class Elements(ABC):
 
     Args:
         values: C++ of tiles that are there.
+        vectors: of tensors without rows, biases and scalars, that ops read.
 
     Attributes:
         lines: the statements so far.
         count: values that were named.
     """
 
-    def __init__(self, values: Mapping[str, Value] | None = None) -> None:
-        self.values = dict(values or {})
+    def __init__(self, values: Mapping[str, Value] | None = None, vectors: Mapping[View, Value] | None = None) -> None:
+        self.values, self.vectors = dict(values or {}), dict(vectors or {})
         self.lines: list[str] = []
         self.count = 0
 
@@ -69,9 +70,9 @@ class Elements(ABC):
         self.count += 1
         return self.count - 1
 
-    @abstractmethod
     def vector(self, op: TileOp, view: View) -> Value:
-        """C++ of the elements of a tensor without rows, a bias or a scalar, that ``op`` reads."""
+        """C++ of the elements of a tensor without rows that ``op`` reads."""
+        return self.vectors[view]
 
     @abstractmethod
     def computed(self, op: TileOp, operands: Sequence[Value]) -> Value:
@@ -88,18 +89,7 @@ def expressions(op: TileOp, operands: Sequence[Value]) -> list[str]:
 
 
 class Pairs(Elements):
-    """Two neighbours ``v0[0]`` and ``v0[1]`` of each tile, in a thread that knows nothing of the rest of a row.
-
-    Args:
-        vectors: C++ of the tensors without rows that are read.
-    """
-
-    def __init__(self, values: Mapping[str, Value], vectors: Mapping[View, Value] | None = None) -> None:
-        super().__init__(values)
-        self.vectors = vectors or {}
-
-    def vector(self, op: TileOp, view: View) -> Value:
-        return self.vectors[view]
+    """Two neighbours ``v0[0]`` and ``v0[1]`` of each tile, in a thread that knows nothing of the rest of a row."""
 
     def computed(self, op: TileOp, operands: Sequence[Value]) -> Value:
         name = f"v{self.number()}"

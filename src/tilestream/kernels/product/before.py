@@ -93,7 +93,6 @@ class _Rows(Elements):
             self.lines += [f"R::Held<{dtype}, N> x{n};", f"x{n}.load({at}, {stride}, p.rows - row, t);"]
             self.held += [f"x{n}.again();"] if makers.few_registers else []
             self.values[op.made.name] = (f"x{n}.at(r, c, e)",)
-        self.vectors: dict[View, Value] = {}
         self.loads: dict[View, list[str]] = {}
         for n, view in enumerate(b.vectors(b.before)):
             dtype, start = pipeline.tensor(view.of).dtype, vector_address(pipeline, view, str(first_vector + n))
@@ -110,7 +109,7 @@ class _Rows(Elements):
 
     def vector(self, op: TileOp, view: View) -> Value:
         self._load(view)
-        return self.vectors[view]
+        return super().vector(op, view)
 
     def computed(self, op: TileOp, operands: Sequence[Value]) -> Value:
         name, (text,) = f"v{self.number()}", expressions(op, operands)

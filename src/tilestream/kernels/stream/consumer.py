@@ -116,24 +116,23 @@ class ConsumerEmitter(Names):
         return bool(step.copied) or not any(s.copied for s in self.s.steps[: step.index])
 
     def _step(self, step: Step) -> str:
+        lines = self.own_rows.text(step) if step.own_rows is not None else block("", self._lines(step))
+        return "\n".join("    " + line for line in lines)
+
+    def _lines(self, step: Step) -> list[str]:
         loop = self.s.loop_of(step)
         if loop is not None:
             last = self.s.steps[loop.sums]
-            lines = [*self._mark("PRODUCT"), *column_loop(self, loop, self.operands), *self._epilogues(last)]
-            return "\n".join("    " + line for line in block("", lines))
-        if step.own_rows is not None:
-            return "\n".join("    " + line for line in self.own_rows.text(step))
+            return [*self._mark("PRODUCT"), *column_loop(self, loop, self.operands), *self._epilogues(last)]
         if step.copied:
-            lines = [*operand_copy(self, step), *self._credits(step.index, 0)]
-            return "\n".join("    " + line for line in block("", lines))
+            return [*operand_copy(self, step), *self._credits(step.index, 0)]
         blocks = ceil_to(self.s.width(step), 8) // 8
         lines = [f"Fragment<{blocks}> acc;"]
         if self.split:
             lines.append(f"const int col0 = g * {self.s.stride(step)};")
         if step.gemm is not None:
             lines += [*self._mark("PRODUCT"), *self._gemm(step, step.gemm, blocks)]
-        lines += self._epilogues(step)
-        return "\n".join("    " + line for line in block("", lines))
+        return [*lines, *self._epilogues(step)]
 
     def _epilogues(self, step: Step) -> list[str]:
         """Every pass over the fragment ``acc``."""

@@ -20,18 +20,7 @@ from tilestream.kernels.stream.layout import SHARED_LIMIT, Layout, lay_out
 from tilestream.kernels.stream.model import Schedule, ceil_to
 from tilestream.kernels.stream.node_sums import joins
 from tilestream.kernels.stream.places import splits_for
-from tilestream.kernels.stream.tables import (
-    GATHERED,
-    ODD_ROWS,
-    OWN,
-    TAPPED,
-    TAPPED_IN_BULK,
-    StageTables,
-    StageUse,
-    Tables,
-    add_queues,
-    add_stage,
-)
+from tilestream.kernels.stream.tables import OWN, StageUse, Tables, add_queues, add_stage, traits
 
 THREADS = 384
 
@@ -109,7 +98,7 @@ def emit(pipeline: Pipeline, annotate: bool = False, stamped: bool = False) -> K
         resident = stage.residency is Residency.RESIDENT
         kind = StageKind(
             len(kinds), schedule.dtype, layout, stage.tiles_per_step, (at.pages, at.loads, at.store_groups), resident,
-            resident and stage.placement.dim == 0, _traits(tables, at, schedule), emitter.declarations(), body,
+            resident and stage.placement.dim == 0, traits(tables, at, schedule), emitter.declarations(), body,
             emitter.annotated() if annotate else body,
         )  # fmt: skip
         if kind not in kinds:
@@ -136,26 +125,6 @@ def emit(pipeline: Pipeline, annotate: bool = False, stamped: bool = False) -> K
     )
     shared = shared if counters is None else counters + COUNTER_BYTES
     return KernelSource(pipeline, text, shared, params, splits_for(registers), tables, stamped)
-
-
-def _traits(tables: Tables, at: StageTables, schedule: Schedule) -> tuple[tuple[str, str, str], ...]:
-    """What a stage has that not all have: pages of several boxes; rows through an index; only bulk copies, as one of
-    several stages; pixels at taps, and how they come; odd rows that are not of the operands' dtype."""
-    pages = tables.page_ops[at.page_ops : at.page_ops + at.pages]
-    loads = tables.load_ops[at.load_ops : at.load_ops + at.loads]
-    told = {op[0] for op in loads}
-    # Entries of pairs of CTAs, whose pages are of one box, have their half where others have boxes.
-    boxed = schedule.stage.group == 1 and any(op[-1] for op in pages)
-    ways = ((TAPPED, "BY_LANES"), (TAPPED_IN_BULK, "IN_BULK"))
-    values = {
-        "BOXED": "true" if schedule.loops or boxed else "",
-        "GATHERS": "true" if GATHERED in told else "",
-        "OWN_ROWS": "true" if OWN in told else "",
-        "QUEUED": "true" if tables.queues and loads and min(told) >= 0 else "",
-        "TAPS": " | ".join(name for index, name in ways if index in told),
-        "MIXED": "true" if any(op[-1] in ODD_ROWS.values() for op in loads) else "",
-    }
-    return tuple(("int" if name == "TAPS" else "bool", name, value) for name, value in values.items() if value)
 
 
 def place_counters(shared_bytes: int) -> int:

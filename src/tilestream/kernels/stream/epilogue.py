@@ -112,7 +112,7 @@ class Epilogue(Values):
             features = GROUP * tensor.features
             column = plus(f"{self.columns} * c" if self.turns > 1 else "0", sink.column)
             lines.append(f"max_of_rows<{names.element(sink.dtype)}>({_most(sink)});")
-            where = f"(void*){self.vectors[sink.target]}"
+            where = f"(void*){self.pointers[sink.target]}"
             lines.append(f"store_maxima<{features}>({where}, {_most(sink)}, tile, {column}, p.rows);")
         if self.nodes and self.sums is not None:
             lines += self.sums.after(self.nodes, f"{self.columns} * c" if self.turns > 1 else "0")

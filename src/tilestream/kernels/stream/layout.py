@@ -164,7 +164,7 @@ def _lay_out(schedule: Schedule, page_rows: int, limit: int) -> Layout:
     sums = 2 * SUMS_BYTES * any(op.receivers for op in schedule.stage.ops)
     reserve = 2048 + sums + (16 * total_pages * page_rings if resident else 0)
     left = limit - (sum(buffer_bytes) + parking_bytes) * rings - out_bytes - reserve
-    pages, in_slots = _ring_slots(schedule, page_rows, left, need_in)
+    pages, in_slots = _ring_slots(schedule, page_rows, total_pages, left, need_in)
     each = (
         pages * page_all,
         in_slots * rings * CHUNK,
@@ -194,15 +194,14 @@ def _lay_out(schedule: Schedule, page_rows: int, limit: int) -> Layout:
     )  # fmt: skip
 
 
-def _ring_slots(schedule: Schedule, page_rows: int, left: int, need_in: int) -> tuple[int, int]:
+def _ring_slots(schedule: Schedule, page_rows: int, total_pages: int, left: int, need_in: int) -> tuple[int, int]:
     """Pages of weights, and slots of each input ring, that ``left`` bytes hold.
 
     Args:
-        need_in: slots that a product or an epilogue holds at once.
+        total_pages: that all products take. need_in: slots that a product or an epilogue holds at once.
     """
     rings, page_rings = (1, 2) if schedule.stage.placement.dim == 1 else (2, 1)
     page_all = page_rows * 128 * page_rings
-    total_pages = sum(pages_of(schedule, s, s.gemm, page_rows) for s in schedule.steps if s.gemm)
     want_in = max(need_in, min(8, _loads(schedule)))
     if schedule.stage.residency is Residency.RESIDENT or total_pages == 0:
         pages = total_pages

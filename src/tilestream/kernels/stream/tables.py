@@ -217,6 +217,27 @@ def add_stage(tables: Tables, schedule: Schedule, layout: Layout, pipeline: Pipe
     return at
 
 
+def traits(tables: Tables, at: StageTables, schedule: Schedule) -> tuple[tuple[str, str, str], ...]:
+    """What a stage has that not all have, as type, name and value of a constant: pages of several boxes; rows through
+    an index; only bulk copies, as one of several stages; pixels at taps, and how they come; odd rows that are not of
+    the operands' dtype."""
+    pages = tables.page_ops[at.page_ops : at.page_ops + at.pages]
+    loads = tables.load_ops[at.load_ops : at.load_ops + at.loads]
+    told = {op[0] for op in loads}
+    # Entries of pairs of CTAs, whose pages are of one box, have their half where others have boxes.
+    boxed = schedule.stage.group == 1 and any(op[-1] for op in pages)
+    ways = ((TAPPED, "BY_LANES"), (TAPPED_IN_BULK, "IN_BULK"))
+    values = {
+        "BOXED": "true" if schedule.loops or boxed else "",
+        "GATHERS": "true" if GATHERED in told else "",
+        "OWN_ROWS": "true" if OWN in told else "",
+        "QUEUED": "true" if tables.queues and loads and min(told) >= 0 else "",
+        "TAPS": " | ".join(name for index, name in ways if index in told),
+        "MIXED": "true" if any(op[-1] in ODD_ROWS.values() for op in loads) else "",
+    }
+    return tuple(("int" if name == "TAPS" else "bool", name, value) for name, value in values.items() if value)
+
+
 def _weights(tables: Tables, schedule: Schedule, layout: Layout, step, pipeline: Pipeline, turn: int = 0) -> None:
     """Pages of one product, or of one ``turn`` of a loop over columns."""
     gemm = step.gemm

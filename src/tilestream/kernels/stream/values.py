@@ -28,7 +28,7 @@ class Values(Elements):
         self.width, self.masks = names.s.width(step), names.s.guarded(step)
         self.held = step.held_before(phase)
         self.setup: list[str] = []
-        self.vectors: dict[str, str] = {}
+        self.pointers: dict[str, str] = {}
         self.ahead: dict[str, str] = {}
         for op in phase.nodes:
             for name in op.params:
@@ -43,11 +43,11 @@ class Values(Elements):
         return "k" if self.turns > 1 else "i"
 
     def _pointer(self, name: str, kind: str = "vector") -> str:
-        if name not in self.vectors:
-            var = f"v{len(self.vectors)}"
-            self.vectors[name] = var
+        if name not in self.pointers:
+            var = f"v{len(self.pointers)}"
+            self.pointers[name] = var
             self.setup.append(f"const void* {var} = {self.names.pointer(kind, name)};")
-        return self.vectors[name]
+        return self.pointers[name]
 
     def _names(self) -> Value:
         number = self.number() + 1
@@ -155,7 +155,7 @@ class Values(Elements):
     def vector(self, op: TileOp, view: View) -> Value:
         """Elements of a vector; one of a block of columns begins before the step's first column."""
         tensor, start = self.names.pipeline.tensor(view.of), int(op.attr(START, 0) or 0)
-        var = self.vectors[view.of]
+        var = self.pointers[view.of]
         if tensor.features == 1:
             return self._fresh(*(f"Io<{tensor.dtype}>::param({var}, 0)",) * 2)
         whole = "true"
@@ -166,7 +166,7 @@ class Values(Elements):
 
     def direct(self, sink: Sink, a: str, b: str) -> list[str]:
         tensor = self.names.pipeline.tensor(sink.target)
-        var = self.vectors[sink.target]
+        var = self.pointers[sink.target]
         io = f"Io<{tensor.dtype}>"
         at = f"(u64)(tile * ROWS + row_of(t, j)) * {tensor.features} + ({plus(self.names.column, sink.column)})"
         inside = "tile * ROWS + row_of(t, j) < p.rows"
