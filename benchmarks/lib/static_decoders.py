@@ -172,7 +172,7 @@ class Decoder(nn.Module):
     ) -> None:  # fmt: skip
         super().__init__()
         self.embedding, self.norm = nn.Embedding(vocabulary, width), norm_of(form, width)
-        self.rotary = int(features * form.rotary)
+        self.rotary, self.no_rope = int(features * form.rotary), form.no_rope
         if not self.rotary:
             self.places = nn.Embedding(positions, width)
         each = (width, hidden, heads, key_heads, features, positions, batch, form, act, times)
@@ -196,6 +196,6 @@ class Decoder(nn.Module):
         else:
             x = x + self.places(at)
         mask = (torch.arange(caches[0][0].shape[2], device=ids.device) <= at)[None, None, None]
-        for layer, held in zip(self.layers, caches, strict=True):
-            x = layer(x, cos, sin, mask, held)
+        for n, (layer, held) in enumerate(zip(self.layers, caches, strict=True)):
+            x = layer(x, *((None, None) if n in self.no_rope else (cos, sin)), mask, held)
         return self.head(self.norm(x))

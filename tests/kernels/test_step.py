@@ -133,6 +133,7 @@ def test_a_position_behind_the_cache() -> None:
         ({"form": Form(rotary=0.125)}, "a rotary embedding of 8 features"),
         ({"form": Form(turned=True)}, "otherwise than GPT-2's"),
         ({"form": Form(gate_up="parts", biased=("gate",))}, "in one weight, with biases"),
+        ({"form": Form(no_rope=(3, 64)), "layers": 65}, "a layer behind the first 64 without"),
     ],
 )
 def test_what_no_kernel_is_for(given: dict[str, Any], why: str) -> None:

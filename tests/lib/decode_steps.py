@@ -33,6 +33,7 @@ FORMS = {
     "Phi-4's": Form(qkv="parts", gate_up="parts", rotary=0.75),
     "blocks beside each other, of RMSNorm": Form(parallel=True),
     "a wide head's": Form(rotary=0.5, head_norms=True, activation="relu"),
+    "SmolLM3's": Form(no_rope=(1,)),
     "turned parts": Form(turned=True, qkv="parts", rotary=0.0),
     "Phi's": Form(norm="layer", activation="gelu_tanh", gated=False, biased=OF_ALL, rotary=0.5, parallel=True),
     "Pythia's": Form(

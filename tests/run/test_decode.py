@@ -197,6 +197,7 @@ GPT2_SIZES = {
         ("Phi", WIDE, 1),
         ("GPTNeoX", WIDE, 2),
         ("SeedOss", LLAMA, 1),
+        ("SmolLM3", LLAMA | {"no_rope_layer_interval": 2, "pad_token_id": 0}, 2),
         ("Jais2", LLAMA, 2),
         ("GPTBigCode", GPT2_SIZES, 1),
         ("GPT2", GPT2_SIZES, 1),

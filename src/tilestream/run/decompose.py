@@ -69,7 +69,8 @@ def moved(value: Any, traced: Any) -> bool:
     """Whether a tensor has other strides than the one that a graph was traced with; symbolic ones are not compared."""
     if not (isinstance(value, torch.Tensor) and isinstance(traced, torch.Tensor)):
         return False
-    return any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in zip(value.stride(), traced.stride()))
+    strides = zip(value.stride(), traced.stride(), strict=True)
+    return any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in strides)
 
 
 @contextlib.contextmanager

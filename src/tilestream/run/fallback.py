@@ -116,8 +116,8 @@ def eager(graph: fx.GraphModule) -> Call:
 
 
 def _laid_out(graph: fx.GraphModule) -> Call:
-    """``eager``, on values as they lay in memory when the graph was traced: what a forward graph saved may lie otherwise,
-    and kernels of attention then refuse it."""
+    """``eager``, on values as they lay in memory when the graph was traced: what a forward graph saved may lie
+    otherwise, and kernels of attention then refuse it."""
     run, traced = eager(graph), [n.meta.get("val") for n in graph.graph.find_nodes(op="placeholder")]
 
     def laid_out(value: Any, like: Any) -> Any:

@@ -49,8 +49,8 @@ def steps(
         weight = weight.to(kind) + (s.form.norm == "rms_plus_one")
         return v * torch.rsqrt(v.square().mean(-1, keepdim=True) + eps) * weight
 
-    def rotated(v: Tensor) -> Tensor:
-        if turn[0] is None or turn[1] is None:
+    def rotated(v: Tensor, layer: int) -> Tensor:
+        if turn[0] is None or turn[1] is None or layer in s.form.no_rope:
             return v
         first, rest = v.split([s.rotary, s.features - s.rotary], -1)
         low, high = first.chunk(2, -1)
@@ -71,9 +71,9 @@ def steps(
         if s.form.head_norms:
             q, k = norm(q, w["query_norm"], head_eps), norm(k, w["key_norm"], head_eps)
         at = lengths[n].reshape(1)
-        keys.index_copy_(2, at, rotated(k).to(keys.dtype).unsqueeze(2))
+        keys.index_copy_(2, at, rotated(k, n).to(keys.dtype).unsqueeze(2))
         values.index_copy_(2, at, v.to(values.dtype).unsqueeze(2))
-        queries = rotated(q).reshape(s.batch, s.key_heads, -1, s.features) * scale
+        queries = rotated(q, n).reshape(s.batch, s.key_heads, -1, s.features) * scale
         weighted = torch.softmax(queries @ keys.to(kind).mT + added.to(kind), -1)
         attended = (weighted @ values.to(kind)).reshape(s.batch, -1)
         yield "attended", attended

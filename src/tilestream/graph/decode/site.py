@@ -67,13 +67,19 @@ def site_of(graph: fx.Graph) -> Site:
         layers.insert(0, layer)
     if not layers:
         raise Unsupported("no decoder layer in front of the last norm", logits)
-    common: dict[str, Any] = {"eps": norm.eps} | layers[0].shared
-    for layer in layers:
-        if not all(is_same(common[name], v) for name, v in layer.shared.items()):
+    first = next((layer for layer in layers if layer.form.rotary), layers[0])
+    common: dict[str, Any] = {"eps": norm.eps} | first.shared
+    form, no_rope = first.form, list[int]()
+    for n, layer in enumerate(layers):
+        own, shared = layer.form, layer.shared
+        if form.rotary and not own.rotary:
+            no_rope.append(n)
+            own, shared = replace(own, rotary=form.rotary), {**shared, "cos": common["cos"], "sin": common["sin"]}
+        if not all(is_same(common[name], v) for name, v in shared.items()):
             raise Unsupported("layers differ in more than their weights", logits)
-        if layer.form != layers[0].form:
+        if own != form:
             raise Unsupported("layers consist of different operators", logits)
-    form = layers[0].form
+    form = replace(form, no_rope=tuple(no_rope))
     if head.bias is not None:
         form = replace(form, biased=(*form.biased, "head"))
     if norm.kind != form.norm or norm.eps != common["eps"] or head.turned:

@@ -16,7 +16,7 @@
 // the table at the top of step_tiles.cuh, `before` and `store` in `run`.
 //
 // Compiled for WIDTH, HIDDEN, HEADS, KEY_HEADS, FEATURES (of a head), POSITIONS (of the cache), VOCABULARY, LAYERS, BATCH,
-// SPLITS (of the cache), MASKED, ROTARY (features), what a `Form` says (step/form.py: HEAD_NORMS, LAYER_NORMS, PLUS_ONE, ACTIVATION,
+// SPLITS (of the cache), MASKED, ROTARY (features), NO_ROPE (a bit a layer), what a `Form` says (step/form.py: HEAD_NORMS, LAYER_NORMS, PLUS_ONE, ACTIVATION,
 // GATED, BIASED (a bit a stage), TURNED (weights [inputs, outputs]), BY_HEADS, PARALLEL), WARPS (of a CTA, that multiply), SLOTS (of the ring), SLOT (bytes), CHUNK (most columns of a warp's piece), ATTENTION (bytes of its parts),
 // BUFFERS (of sums), TIMEOUT (ns), DELAYS, STAMPS, behind StepParams (step/kernel.py).
 #pragma once

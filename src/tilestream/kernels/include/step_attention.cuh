@@ -21,8 +21,8 @@ struct Attention : StepRows {
 #pragma unroll
     for (int j = 0; j < OF_LANE && HEAD_NORMS; ++j) w[j] = single(weights, lane + j * LANES) + (PLUS_ONE ? 1.0f : 0.0f);
   }
-  // Whether element lane + 32 j of a head is rotated, and the one of the other half, with its sign.
-  TS_DEV bool is_rotated(int j) const { return lane + j * LANES < ROTARY; }
+  // Whether element lane + 32 j of a head is rotated in this layer, and the one of the other half, with its sign.
+  TS_DEV bool is_rotated(int j) const { return lane + j * LANES < ROTARY && !(NO_ROPE >> layer & 1); }
   TS_DEV float other_half(const float (&v)[OF_LANE], int j) const {
     constexpr int HALF = ROTARY / 2, FAR = HALF / LANES, APART = HALF % LANES;  // 0, 16, or 8 of one half alone
     const bool is_first = lane + j * LANES < HALF, carries = APART && lane >= LANES - APART;

@@ -28,6 +28,7 @@ class Form:
         turned: weights are [inputs, outputs], but for the head's.
         qkv: how queries, keys and values lie together, of ``TOGETHER``. gate_up: the same, "" or "parts".
         rotary: the share of a head's features, its first ones, that are rotated; 0: none.
+        no_rope: layers, by their numbers, in which they are not, as every fourth of SmolLM3's.
         parallel: the feed-forward block reads what attention reads, not what it has made.
     """
 
@@ -40,6 +41,7 @@ class Form:
     qkv: str = ""
     gate_up: str = ""
     rotary: float = 1.0
+    no_rope: tuple[int, ...] = ()
     parallel: bool = False
 
     @property
@@ -57,7 +59,8 @@ class Form:
         """
         try:
             given: dict[str, Any] = {**json.loads(text)}
-            made = replace(Form(), **given | {"biased": tuple(given.get("biased", ()))})
+            lists = {name: tuple(given.get(name, ())) for name in ("biased", "no_rope")}
+            made = replace(Form(), **given | lists)
         except (ValueError, TypeError) as why:
             raise InputError(f"{text!r} is no form of a decoder: {why}", f"fields are {_names()}") from why
         if made.norm not in NORMS or made.activation not in ACTIVATIONS or made.qkv not in TOGETHER:

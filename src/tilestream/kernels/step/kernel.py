@@ -106,6 +106,7 @@ class StepKernel(Launchable):
         numbers |= {"SPLITS": s.splits, "SLOTS": s.slots, "SLOT": s.slot_bytes, "CHUNK": s.most_columns}
         numbers |= {"ATTENTION": s.attention, "BUFFERS": s.buffers, "WORDS": s.words}
         numbers |= {"DELAYS": int(self.delays), "STAMPS": int(self.stamps)}
+        numbers |= {"NO_ROPE": f"{sum(1 << n for n in form.no_rope)}ull"}
         numbers |= {"SHARED_BYTES": s.shared_bytes, "TIMEOUT": f"{self.timeout_ns}ull"}
         return text_of("step.cuh", argument(s.layers), numbers, "lanes.cuh")
 

@@ -18,6 +18,8 @@ SHARED_BYTES = 227 * 1024
 SHARE, MOST_SPLITS = 64, 8
 """Positions of the cache that a CTA should have at least, and the most shares: who needs attention reads all."""
 MOST_GROUP, MOST_LAYERS = 8, 128
+MOST_TOLD = 64
+"""Layers of which a kernel is told apart whether heads are rotated: a bit of a word each."""
 ROTATED, FEWEST_ROTATED = 32, 16
 """Features of a head that are rotated: so many lanes times anything, or half as many; other halves are lanes' apart."""
 
@@ -59,6 +61,8 @@ class Shape:
             return f"{self.heads} heads of {self.features} features over {self.key_heads} of keys"
         if self.rotary % ROTATED and self.rotary != FEWEST_ROTATED:
             return f"a rotary embedding of {self.rotary} features of a head"
+        if max(self.form.no_rope, default=0) >= MOST_TOLD:
+            return f"a layer behind the first {MOST_TOLD} without the others' rotary embedding"
         if self.form.turned and (self.form.qkv != "parts" or self.form.gate_up):
             return "weights [inputs, outputs] whose parts lie otherwise than GPT-2's"
         if self.form.gate_up and "gate" in self.form.biased:
