@@ -197,13 +197,12 @@ def peers_exist(p: Pipeline) -> None:
 def rings_hold_what_is_in_flight(p: Pipeline) -> None:
     """A ring on chip holds a step of both ends; and all there is where another way to its consumer sums over it."""
     size = {a.name: a.size for a in p.axes()}
-    stages = {s.name: s for s in p.stages}
     for q in p.queues:
         if q.transport is Transport.DRAM:
             continue
         _check_steps(p, q)
         for axis, block in keyed(p, q).items():
-            for stage in (stages[n] for n in (q.producer, *q.consumers)):
+            for stage in map(p.stage, (q.producer, *q.consumers)):
                 if stage.blocks.get(axis, block) != block:
                     raise VerifyError(
                         f"queue of {q.tile!r}: stage {q.producer!r} makes {block} of {axis!r} a tile, stage"
@@ -212,7 +211,7 @@ def rings_hold_what_is_in_flight(p: Pipeline) -> None:
                     )
             for consumer in q.consumers:
                 for middle in between(p, q.producer, consumer):
-                    if not any(axis in sums(op) and op.out is not None for op in stages[middle].ops):
+                    if not any(axis in sums(op) and op.out is not None for op in p.stage(middle).ops):
                         continue
                     whole = size[axis]
                     need = f"{whole} / {block} = {ceil(whole / block)}" if whole else f"all {axis}"

@@ -39,7 +39,7 @@ def of_columns(dtype: str, blocks: int, b_columns: bool) -> str:
     Without ``b_columns`` B is [8 blocks, depth], as for ``specialisation``.
     """
     name = f"MmaColumns<{dtype}, {blocks}, {str(b_columns).lower()}>"
-    return _struct(name, _shared(blocks), _wgmma(dtype, blocks, f", 1, {int(b_columns)}"))
+    return _struct(name, _method(_shared(blocks), _wgmma(dtype, blocks, f", 1, {int(b_columns)}")))
 
 
 def mixed(dtype: str, blocks: int, starts: bool = False) -> str:
@@ -47,11 +47,10 @@ def mixed(dtype: str, blocks: int, starts: bool = False) -> str:
 
     With ``starts`` also for acc = A @ B.
     """
-    heads = {"shared": True, **({"start": False} if starts else {})}
-    methods = [
-        _method(_shared(blocks, name), _wgmma(dtype, blocks, ", 0, 1", adds=adds)) for name, adds in heads.items()
-    ]
-    return f"template <>\nstruct MmaMixed<{dtype}, {blocks}> {{\n{''.join(methods)}}};\n"
+    methods = _method(_shared(blocks), _wgmma(dtype, blocks, ", 0, 1"))
+    if starts:
+        methods += _method(_shared(blocks, "start"), _wgmma(dtype, blocks, ", 0, 1", adds=False))
+    return _struct(f"MmaMixed<{dtype}, {blocks}>", methods)
 
 
 def by_rows(dtype: str, blocks: int) -> str:
@@ -60,16 +59,16 @@ def by_rows(dtype: str, blocks: int) -> str:
         "template <int ABLOCKS>\n"
         f"  static TS_DEV void registers(Fragment<{blocks}>& acc, const Packed<ABLOCKS>& a, int k, u64 b)"
     )
-    return _struct(f"MmaRows<{dtype}, {blocks}>", head, _wgmma(dtype, blocks, ", 1", registers=True))
+    return _struct(f"MmaRows<{dtype}, {blocks}>", _method(head, _wgmma(dtype, blocks, ", 1", registers=True)))
 
 
 def _shared(blocks: int, name: str = "shared") -> str:
     return f"static TS_DEV void {name}(Fragment<{blocks}>& acc, u64 a, u64 b)"
 
 
-def _struct(name: str, head: str, statement: str) -> str:
-    """A whole specialisation that has one method."""
-    return f"template <>\nstruct {name} {{\n{_method(head, statement)}}};\n"
+def _struct(name: str, methods: str) -> str:
+    """A whole specialisation."""
+    return f"template <>\nstruct {name} {{\n{methods}}};\n"
 
 
 def _method(head: str, statement: str) -> str:

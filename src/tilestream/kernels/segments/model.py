@@ -207,7 +207,7 @@ class _Reader:
 
     def _add(self, op: TileOp, operands: tuple[str, ...], place: Place, axes: tuple[str, ...]) -> Step:
         assert op.out is not None
-        lacking = [a for name in operands for a in self._axes(name) if a not in axes]
+        lacking = [a for name in operands for a in self._value(name).axes if a not in axes]
         if lacking and op.kind != "product":
             self._no(f"{op.kind} of an operand along {lacking[0]!r}, which its result lacks", op)
         step = Step(op, operands, op.out.name, place, axes, self._taken(operands), self._depth(operands))
@@ -218,7 +218,7 @@ class _Reader:
         if op.combine not in COMBINES:
             self._no(f"its kernel has no {op.combine!r} of products", op)
         over_edges = place is not Place.EDGE and any(self._is_of_edges(name) for name in operands)
-        if place is Place.FIXED and any(self._place_of(name) is not Place.FIXED for name in operands):
+        if place is Place.FIXED and any(self._value(name).place is not Place.FIXED for name in operands):
             self._no("a sum over nodes", op)
         taken = self._taken(operands)
         if any(a not in taken for a in axes):
@@ -236,10 +236,10 @@ class _Reader:
             self._no(f"its kernel has no op {op.kind!r}", op)
         self._own_axes(op.views[0], op)
         value, view = op.ins[0], op.views[-1]
-        write = self._reading(view, self._axes(value), op)
-        if write.place is not self._place_of(value) or write.place is Place.FIXED:
-            self._no(f"a store of {self._place_of(value)} values to {write.place} rows", op)
-        if set(write.axes) != set(self._axes(value)):
+        write = self._reading(view, self._value(value).axes, op)
+        if write.place is not self._value(value).place or write.place is Place.FIXED:
+            self._no(f"a store of {self._value(value).place} values to {write.place} rows", op)
+        if set(write.axes) != set(self._value(value).axes):
             self._no("a store of a value that is spread", op)
         self.stored.append(
             Step(op, (value,), view.of, write.place, write.axes, write.axes, self._depth((value,)), write)
@@ -247,17 +247,14 @@ class _Reader:
 
     # -- values
 
-    def _axes(self, value: str) -> tuple[str, ...]:
-        return self.reads[value].axes if value in self.reads else self.steps[value].axes
+    def _value(self, name: str) -> Read | Step:
+        return self.reads[name] if name in self.reads else self.steps[name]
 
     def _taken(self, operands: Sequence[str]) -> tuple[str, ...]:
-        return tuple(a for a in self.space.axes if any(a in self._axes(name) for name in operands))
-
-    def _place_of(self, value: str) -> Place:
-        return self.reads[value].place if value in self.reads else self.steps[value].place
+        return tuple(a for a in self.space.axes if any(a in self._value(name).axes for name in operands))
 
     def _is_of_edges(self, value: str) -> bool:
-        return self._place_of(value) is Place.EDGE
+        return self._value(value).place is Place.EDGE
 
     def _place(self, axes: Sequence[Axis]) -> Place:
         names = [a.name for a in axes]

@@ -49,9 +49,6 @@ class Flight:
             self.lines.append(f"mma_wait<{younger}>();" + " pages.release();" * sum(done))
             self.pages = self.pages[len(done) :]
 
-    def settle(self) -> None:
-        self.wait(self.issued)
-
 
 def column_loop(e: Names, over: ColumnLoop, operands: set[str]) -> list[str]:
     """The loop; behind it ``acc`` is the sum. ``operands``: tiles that products of the stage take."""
@@ -96,7 +93,7 @@ def _turn(e: Names, over: ColumnLoop, last: Step, blocks: int, operands: set[str
     assert first is not None
     beyond = f"col0 + {over.chunk} < {over.features} ? col0 + {over.chunk} : 0"
     flight.lines.append(e.start(first, over.chunk // 8, over.chunk, "acc", beyond))
-    flight.settle()
+    flight.wait(flight.issued)
     return flight.lines
 
 
