@@ -23,8 +23,8 @@ _TOGETHER = {"silu": "silu_pair"}
 class Elements(ABC):
     """Tile ops become statements: each value is named once, and read by its name.
 
-    A way for elements to lie says what names are, what a vector's element is, and how a row is reduced. Norms are ops
-    here: sums of rows, and what is computed of those (``ir.macros``).
+    A way for elements to lie says what names are, and how a row is reduced. Norms are ops here: sums of rows, and what
+    is computed of those (``ir.macros``).
 
     Args:
         values: C++ of tiles that are there.
