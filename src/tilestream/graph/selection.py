@@ -337,7 +337,7 @@ def _group(
     after: Mapping[fx.Node, list[fx.Node]],
     facts: Facts,
     backward: bool,
-    held: Sequence[Sequence[fx.Node]] = (),
+    held: Sequence[Sequence[fx.Node]],
 ) -> list[list[fx.Node]]:
     """The largest groups that stay convex; ``after`` as ``convexity.successors`` says."""
     others: dict[fx.Node, frozenset[fx.Node]] = {n: frozenset() for members in held for n in members}

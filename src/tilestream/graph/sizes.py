@@ -45,12 +45,12 @@ def same_shape(a: torch.Tensor, b: torch.Tensor) -> bool:
     return same_sizes(a.shape, b.shape)
 
 
-def hint(dim: int | torch.SymInt, default: int = 1024) -> int:
+def hint(dim: int | torch.SymInt) -> int:
     """The size that a symbolic dimension has in the call that is being compiled; the most it can have where the GPU is
-    to say, as of rows that a mask selects, and ``default`` where nothing says how many that is."""
+    to say, as of rows that a mask selects, and 1024 where nothing says how many that is."""
     if isinstance(dim, int):
         return dim
     if dim.node.has_hint():
         return int(dim.node.hint)
     most = dim.node.shape_env.bound_sympy(dim.node.expr).upper
-    return int(most) if most.is_Integer and most < sys.maxsize else default
+    return int(most) if most.is_Integer and most < sys.maxsize else 1024

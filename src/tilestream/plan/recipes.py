@@ -41,9 +41,9 @@ class Recipe:
     parts: int = 1
     dealt: bool = False
 
-    def passes(self, device: Device, queue_depth: int | None = None) -> tuple[Pass, ...]:
+    def passes(self, device: Device) -> tuple[Pass, ...]:
         """What turns a program into this candidate, in order; the last one raises where it is not legal."""
-        return (*self.cut(device), *self.behind_cut(device, queue_depth))
+        return (*self.cut(device), *self.behind_cut(device, None))
 
     @property
     def cut_key(self) -> Hashable:
