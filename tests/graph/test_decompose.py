@@ -125,6 +125,19 @@ def test_a_view_of_what_was_saved_in_another_layout_is_a_copy():
     assert torch.equal(made(saved)[0], 2 * traced.reshape(2, 7, 15))
 
 
+def test_a_view_of_a_tensor_that_is_joined_with_none_is_a_copy():
+    """As Bloom joins its keys with those of an empty cache: Inductor's decomposition keeps their strides."""
+    net, x = linear(12, 12).bfloat16(), torch.randn(2, 5, 12).bfloat16()
+
+    def joined(x: Tensor) -> Tensor:
+        heads = net(x).relu().view(2, 5, 3, 4).transpose(1, 2)
+        return torch.cat([torch.empty(0, dtype=x.dtype), heads], -2).reshape(6, 5, 4).relu()
+
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(joined)(x), joined(x), rtol=0.05, atol=0.02)
+    assert prepare.analyses()
+
+
 def test_a_graph_that_runs_eagerly_is_given_the_layout_it_was_traced_with():
     graph, traced, saved = heads_joined()
 

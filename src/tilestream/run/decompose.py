@@ -27,26 +27,19 @@ def simplified(gm: fx.GraphModule, inputs: Sequence[Any]) -> fx.GraphModule:
 
 
 def decomposed(gm: fx.GraphModule, inputs: Sequence[Any]) -> fx.GraphModule:
-    """The graph traced again with Inductor's decompositions, under the fake tensors that it has.
-
-    Inductor may lay what a forward graph saves out in another way than the backward graph was traced with (a
-    convolution's neighbours channels last). Then a view of it may be a copy.
-    """
+    """The graph traced again with Inductor's decompositions, under the fake tensors that it has."""
     from torch._dispatch.python import enable_python_dispatcher
     from torch._guards import detect_fake_mode
     from torch._inductor.decomposition import select_decomp_table
-    from torch._inductor.fx_passes.post_grad import view_to_reshape
     from torch.fx.experimental.proxy_tensor import make_fx
     from torch.fx.traceback import preserve_node_meta
 
     relift(gm)
-    if any(moved(x, n.meta.get("val")) for x, n in zip(inputs, gm.graph.find_nodes(op="placeholder"), strict=True)):
-        view_to_reshape(gm)
     mode = detect_fake_mode(list(inputs))
 
     def run(*args: Any) -> Any:
         with preserve_node_meta():
-            return fx.Interpreter(gm).run(*args)
+            return _Retraced(gm).run(*args)
 
     with enable_python_dispatcher(), torch.no_grad(), _nothing_traced_yet(), _computing_nothing(mode):
         new = make_fx(run, decomposition_table=select_decomp_table(), tracing_mode="real")(*_each_its_own(inputs))
@@ -63,6 +56,16 @@ def decomposed(gm: fx.GraphModule, inputs: Sequence[Any]) -> fx.GraphModule:
     new.graph.eliminate_dead_code()  # results that a trace takes apart and nobody wants: Inductor may not have them
     new.recompile()
     return new
+
+
+class _Retraced(fx.Interpreter):
+    """A view of what lies otherwise in memory than when the graph was traced is a copy. Inductor saves neighbours of a
+    convolution channels last for the backward graph, and joins one tensor with none by a copy that keeps its strides.
+    """
+
+    def call_function(self, target: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        is_view = target is torch.ops.aten.view.default
+        return super().call_function(torch.ops.aten.reshape.default if is_view else target, args, kwargs)
 
 
 def moved(value: Any, traced: Any) -> bool:
