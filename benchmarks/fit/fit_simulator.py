@@ -85,7 +85,7 @@ def gemm(rows: Sequence[dict[str, Any]]) -> None:
 def renew() -> None:
     """Forget the tilings that were found with other constants."""
     library.FAMILIES = (library.LINES, library.WORDS, library.SINGLES)
-    library._tiling.cache_clear()
+    library.tiling.cache_clear()
 
 
 def aligned(row: dict[str, Any]) -> int:
