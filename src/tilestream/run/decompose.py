@@ -68,14 +68,6 @@ class _Retraced(fx.Interpreter):
         return super().call_function(torch.ops.aten.reshape.default if is_view else target, args, kwargs)
 
 
-def moved(value: Any, traced: Any) -> bool:
-    """Whether a tensor has other strides than the one that a graph was traced with; symbolic ones are not compared."""
-    if not (isinstance(value, torch.Tensor) and isinstance(traced, torch.Tensor)):
-        return False
-    strides = zip(value.stride(), traced.stride(), strict=True)
-    return any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in strides)
-
-
 @contextlib.contextmanager
 def _computing_nothing(mode: FakeTensorMode | None) -> Iterator[None]:
     """Inside, tensors have shapes alone, and constants may stand beside them; without a ``mode`` nothing changes."""

@@ -13,7 +13,7 @@ from tilestream.announce import announce, first_line, said_later
 from tilestream.graph.capture import boxed
 from tilestream.graph.modules import copied
 from tilestream.graph.rewrites.insert import mode_of
-from tilestream.run.decompose import moved, simplified
+from tilestream.run.decompose import simplified
 from tilestream.run.late_kernels import waiting_later
 
 log = logging.getLogger(__name__)
@@ -121,11 +121,19 @@ def _laid_out(graph: fx.GraphModule) -> Call:
     run, traced = eager(graph), [n.meta.get("val") for n in graph.graph.find_nodes(op="placeholder")]
 
     def laid_out(value: Any, like: Any) -> Any:
-        if not moved(value, like):
+        if not _moved(value, like):
             return value
         return torch.empty_strided(value.shape, like.stride(), dtype=value.dtype, device=value.device).copy_(value)
 
     return lambda values: run([laid_out(value, like) for value, like in zip(values, traced, strict=True)])
+
+
+def _moved(value: Any, traced: Any) -> bool:
+    """Whether a tensor has other strides than the one that a graph was traced with; symbolic ones are not compared."""
+    if not (isinstance(value, torch.Tensor) and isinstance(traced, torch.Tensor)):
+        return False
+    strides = zip(value.stride(), traced.stride(), strict=True)
+    return any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in strides)
 
 
 def calls_eager() -> bool:
