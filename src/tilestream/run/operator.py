@@ -86,7 +86,6 @@ def lower_operators() -> None:
     from torch._inductor.lowering import lowerings, make_fallback
 
     OperatorIssue.operator_str = staticmethod(_briefly)
-
     for defined in OPERATORS:
         if defined in lowerings:
             continue

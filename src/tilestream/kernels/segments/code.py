@@ -30,9 +30,8 @@ class Code:
 
     def name(self, value: str) -> str:
         """C++ of a value's array."""
-        return {Place.EDGE: "e", Place.NODE: "n.v", Place.FIXED: "f.v"}[self.p.value(value).place] + str(
-            self.numbers[value]
-        )
+        letters = {Place.EDGE: "e", Place.NODE: "n.v", Place.FIXED: "f.v"}[self.p.value(value).place]
+        return f"{letters}{self.numbers[value]}"
 
     def access(self, value: str) -> Access:
         return Access(self.at, self.p.reads[value])
