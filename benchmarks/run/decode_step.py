@@ -40,7 +40,7 @@ from benchmarks.lib.turns import Turns
 from tilestream.bench.environment import environment
 from tilestream.devices import H200
 from tilestream.graph.decode import STEP
-from tilestream.graph.decode.op import step
+from tilestream.graph.decode.op import decode_step
 from tilestream.kernels.step.form import GPT2, LLAMA, QWEN3, Form
 from tilestream.kernels.step.kernel import StepKernel
 from tilestream.kernels.step.shape import Shape
@@ -125,7 +125,7 @@ def checked(s: Shape, steps: int) -> dict[str, Any]:
 
     small = replace(s, layers=min(s.layers, 4))
     given = operands(small, PLACE)
-    want = step(*converted(given, torch.float64))
+    want = decode_step(*converted(given, torch.float64))
     got = [STEP(*converted(given, torch.bfloat16)) for _ in range(3)]
     again = converted(given, torch.bfloat16)
     delayed, numbers = loaded(StepKernel(small, delays=True), 0), (0, *again[9:])

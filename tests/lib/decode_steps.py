@@ -11,7 +11,7 @@ from torch import Tensor
 from tilestream.cuda.host.build import OF_FILE, Arena, HostRun, bytes_of, left_at, run_call, runner
 from tilestream.cuda.host.maps import encoded
 from tilestream.cuda.step import stamps_of, steps_of, values_of
-from tilestream.graph.decode.op import step
+from tilestream.graph.decode.op import decode_step
 from tilestream.kernels.parts.source import Call, Part
 from tilestream.kernels.step.form import Form
 from tilestream.kernels.step.kernel import StepKernel
@@ -45,7 +45,7 @@ FORMS = {
 
 @dataclass
 class Step:
-    """Operands of ``graph.decode.op.step``, in its order."""
+    """Operands of ``graph.decode.op.decode_step``, in its order."""
 
     row: Tensor
     cos: Tensor | None
@@ -72,7 +72,7 @@ class Step:
 
     def run(self) -> Tensor:
         """The logits by the operator's meaning; caches are written, lengths counted."""
-        return step(*self.operands, True, *NUMBERS)
+        return decode_step(*self.operands, True, *NUMBERS)
 
 
 def made_up(shape: Shape, place: int, seed: int = 0, device: str = "cpu") -> Step:

@@ -27,7 +27,7 @@ def step(
     caches: Sequence[Tensor], lengths: Sequence[Tensor], form: str, counted: bool, scale: float, eps: float,
     head_eps: float, times: float,
 ) -> Tensor:  # fmt: skip
-    """The logits of a step; arguments as ``graph.decode.op.step``. Caches and lengths are written in place.
+    """The logits of a step; arguments as ``graph.decode.op.decode_step``. Caches and lengths are written in place.
 
     Raises:
         InputError: an earlier step was at a position that its cache has not, and the context is lost; or weights or

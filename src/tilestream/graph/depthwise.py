@@ -71,13 +71,7 @@ def depthwise(
     return [made, sums.reshape(images, down * across, channels)]
 
 
-DEPTHWISE = operator(
-    "depthwise(Tensor x, Tensor weight, Tensor? bias, Tensor? scale, Tensor? shift, int stride, int[] padding, "
-    "str activation, int[] tile, bool pooled) -> Tensor[]",
-    depthwise,
-    depthwise,
-    "depthwise:convolved",
-)
+DEPTHWISE = operator(depthwise, depthwise, "depthwise:convolved")
 
 
 @dataclass(frozen=True)

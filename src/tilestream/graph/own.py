@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from importlib import import_module
 from typing import Any
@@ -18,17 +18,18 @@ OPERATORS: list[torch._ops.OpOverload] = []
 
 
 def operator(
-    schema: str, meaning: Callable[..., Any], shapes: Callable[..., Any], kernel: str = ""
+    meaning: Callable[..., Any], shapes: Callable[..., Any], kernel: str = "", writes: Sequence[str] = ()
 ) -> torch._ops.OpOverload:
-    """``tilestream::`` and what ``schema`` says, computed by ``meaning`` where it has no kernel.
+    """``tilestream::`` and the name of ``meaning``, whose signature it has, which computes it where it has no kernel.
 
     On a GPU ``kernel`` computes it, a function of ``tilestream.cuda`` (``"module:function"``), loaded when it is first
-    called.
+    called. ``writes``: the arguments that it writes.
 
     Its operands keep their strides: with flexible layouts Inductor would pad rows of what it computes, and every call
     would copy them back.
     """
-    name = schema.partition("(")[0]
+    name = meaning.__name__
+    schema = torch.library.infer_schema(meaning, mutates_args=writes, op_name=name)
     LIBRARY.define(schema, tags=(torch.Tag.needs_exact_strides,))
     LIBRARY.impl(name, meaning, "CompositeExplicitAutograd")
     torch.library.register_fake(f"tilestream::{name}", shapes, lib=LIBRARY)

@@ -14,7 +14,9 @@ from tilestream.graph.masked.op import empty_result
 from tilestream.graph.own import operator
 
 
-def _meaning(query: Tensor, key: Tensor, value: Tensor, added: Sequence[Tensor], scale: float, safe: bool) -> Tensor:
+def short_attention(
+    query: Tensor, key: Tensor, value: Tensor, added: Sequence[Tensor], scale: float, safe: bool
+) -> Tensor:
     wide = torch.promote_types(query.dtype, torch.float32)
     scores = query.to(wide) @ key.to(wide).mT * scale
     for term in added:
@@ -25,12 +27,7 @@ def _meaning(query: Tensor, key: Tensor, value: Tensor, added: Sequence[Tensor],
     return empty_result(query, by_token=True).copy_(weights @ value.to(wide))
 
 
-SHORT = operator(
-    "short_attention(Tensor query, Tensor key, Tensor value, Tensor[] added, float scale, bool safe) -> Tensor",
-    _meaning,
-    lambda query, *_: empty_result(query, by_token=True),
-    "short_attention:attention",
-)
+SHORT = operator(short_attention, lambda query, *_: empty_result(query, by_token=True), "short_attention:attention")
 """Of ``query`` [B, H, Q, F], ``key`` and ``value`` [B, H, K, F].
 
 ``added``: each [period or 1, H or 1, Q or 1, K or 1]; sequence ``b`` has that of ``b % period``.

@@ -39,13 +39,7 @@ def squeeze(
     return activated(gate, functional.linear(hidden, second.flatten(1), b2)).to(w1.dtype)
 
 
-SQUEEZE = operator(
-    "squeeze(Tensor sums, float share, Tensor w1, Tensor? b1, Tensor w2, Tensor? b2, str activation, str gate) "
-    "-> Tensor",
-    squeeze,
-    lambda sums, _share, w1, *_: w1.new_empty(sums.shape[0], sums.shape[2]),
-    "squeeze:gated",
-)
+SQUEEZE = operator(squeeze, lambda sums, _share, w1, *_: w1.new_empty(sums.shape[0], sums.shape[2]), "squeeze:gated")
 
 
 @dataclass(frozen=True)

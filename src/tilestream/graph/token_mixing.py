@@ -78,13 +78,7 @@ def token_mixing(
 
 Layer = tuple[fx.Node, fx.Node | None]
 """A weight and its bias."""
-TOKEN_MIXING = operator(
-    "token_mixing(Tensor x, Tensor? gamma, Tensor? beta, float eps, Tensor w1, Tensor? b1, Tensor w2, Tensor? b2, "
-    "str activation, bool normed, Tensor? residual) -> Tensor",
-    token_mixing,
-    lambda x, *_: x.new_empty(x.shape),
-    "token_mixing:mixed",
-)
+TOKEN_MIXING = operator(token_mixing, lambda x, *_: x.new_empty(x.shape), "token_mixing:mixed")
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from torch import fx
 from tilestream.graph.capture import boxed
 from tilestream.graph.nodes import is_sym, is_view
 from tilestream.plan.cache import store_sealed
-from tilestream.run.operator import REGION, run
+from tilestream.run.operator import REGION, region
 
 
 def is_direct(graph: fx.GraphModule) -> bool:
@@ -39,7 +39,7 @@ def _is_free(node: fx.Node) -> bool:
 def direct(graph: fx.GraphModule) -> Callable[..., Any]:
     """The graph as a boxed function that takes a list of arguments, which it empties."""
     for node in graph.graph.find_nodes(op="call_function", target=REGION):
-        node.target = run
+        node.target = region
     graph.recompile()
     forward = graph.forward
 

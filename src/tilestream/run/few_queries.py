@@ -18,16 +18,11 @@ MOST_POSITIONS = 4096
 """A head of keys has one CTA, which takes longer than the library's over more of them."""
 
 
-def _eager(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+def few_queries(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float) -> Tensor:
     return torch.nn.functional.scaled_dot_product_attention(query, key, value, mask, scale=scale).contiguous()
 
 
-FEW_QUERIES = operator(
-    "few_queries(Tensor query, Tensor key, Tensor value, Tensor? mask, float scale) -> Tensor",
-    _eager,
-    lambda query, *_: query.new_empty(query.shape),
-    "few_queries:attention",
-)
+FEW_QUERIES = operator(few_queries, lambda query, *_: query.new_empty(query.shape), "few_queries:attention")
 
 
 def fits(node: fx.Node) -> bool:

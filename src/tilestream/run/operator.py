@@ -17,7 +17,7 @@ from tilestream.run.spec import decode
 _calls: dict[tuple[str, int], RegionCall] = {}
 
 
-def run(inputs: Sequence[torch.Tensor], sizes: Sequence[int], spec: str) -> list[torch.Tensor]:
+def region(inputs: Sequence[torch.Tensor], sizes: Sequence[int], spec: str) -> list[torch.Tensor]:
     """The results of the region that ``spec`` describes (``run.spec.encode``), on its tensors and its sizes.
 
     Raises:
@@ -31,16 +31,16 @@ def run(inputs: Sequence[torch.Tensor], sizes: Sequence[int], spec: str) -> list
     return call(inputs, sizes)
 
 
-def text_of(region: RegionCall) -> str:
+def text_of(called: RegionCall) -> str:
     """The operator's argument that stands for a region which it has called.
 
     Raises:
         KeyError: the operator has not called this region.
     """
     for (text, _), call in _calls.items():
-        if call is region:
+        if call is called:
             return text
-    raise KeyError(region)
+    raise KeyError(called)
 
 
 def shapes(inputs: Sequence[torch.Tensor], sizes: Sequence[Any], spec: str) -> list[torch.Tensor]:
@@ -58,10 +58,10 @@ def shapes(inputs: Sequence[torch.Tensor], sizes: Sequence[Any], spec: str) -> l
     ]
 
 
-REGION = operator("region(Tensor[] inputs, SymInt[] sizes, str spec) -> Tensor[]", run, shapes)
+REGION = operator(region, shapes)
 """What stands in a graph."""
 
-DIRECT = {REGION: run}
+DIRECT = {REGION: region}
 """Operators that Inductor's code calls past torch's dispatcher, with what it calls: on any device."""
 DIRECT_ON_GPU = {
     SEGMENTS: device_ops.segments, SORTED_INDEX: device_ops.sorted_index, SEGMENT_REDUCE: device_ops.segment_reduce,

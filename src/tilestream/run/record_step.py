@@ -106,7 +106,7 @@ def record_step(shape: Shape, place: int | None = None) -> StepRecording:
 
 
 def operands(s: Shape, place: int, device: str = "cuda", seed: int = 0) -> list[Any]:
-    """What ``graph.decode.op.step`` takes, random: a token behind ``place`` others."""
+    """What ``graph.decode.op.decode_step`` takes, random: a token behind ``place`` others."""
     g = torch.Generator(device).manual_seed(seed)
 
     def data(*sizes: int, scale: float = 1.0) -> Tensor:

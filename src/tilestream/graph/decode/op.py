@@ -90,7 +90,7 @@ def steps(
     yield "logits", torch.nn.functional.linear(normed, last["head"], last.get("head_bias")).to(row.dtype)
 
 
-def step(
+def decode_step(
     row: Tensor, cos: Tensor | None, sin: Tensor | None, mask: Tensor | None, weights: list[Tensor],
     caches: list[Tensor], lengths: list[Tensor], form: str, counted: bool, scale: float, eps: float, head_eps: float,
     times: float,
@@ -115,9 +115,8 @@ def step(
 
 
 STEP = operator(
-    "decode_step(Tensor row, Tensor? cos, Tensor? sin, Tensor? mask, Tensor[] weights, Tensor(a!)[] caches, "
-    "Tensor(b!)[] lengths, str form, bool counted, float scale, float eps, float head_eps, float times) -> Tensor",
-    step,
+    decode_step,
     lambda row, cos, sin, mask, weights, *_: row.new_empty((row.shape[0], weights[-1].shape[0])),  # head or its bias
     "step:step",
+    writes=("caches", "lengths"),
 )

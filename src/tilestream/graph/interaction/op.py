@@ -56,17 +56,9 @@ def _shape(sources: list[Tensor], indices: list[Tensor | None], first: Tensor, s
     return sources[0].new_empty((batch, width(sources[0].shape[1], first.shape[0], head)))
 
 
-def _backward_shape(
-    sources: list[Tensor], indices: list[Tensor | None], first: Tensor, second: Tensor, given: Tensor
-) -> Tensor:
-    return given.new_empty((len(sources), given.shape[0], sources[0].shape[1]))
-
-
-_SHARED = "(Tensor[] sources, Tensor?[] indices, Tensor first, Tensor second, "
-INTERACTION = operator(f"interaction{_SHARED}int head) -> Tensor", interaction, _shape, "interaction:forward")
+INTERACTION = operator(interaction, _shape, "interaction:forward")
 INTERACTION_BACKWARD = operator(
-    f"interaction_backward{_SHARED}Tensor given) -> Tensor",
     interaction_backward,
-    _backward_shape,
+    lambda sources, indices, first, second, given: given.new_empty(len(sources), given.shape[0], sources[0].shape[1]),
     "interaction:backward",
 )

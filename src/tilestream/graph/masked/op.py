@@ -42,7 +42,7 @@ def _listed(count: Tensor, blocks: Tensor, rows: int, keys: int, sizes: Sequence
     return flags[:, :, query[:, None] // rows, key // keys].expand(*sizes)
 
 
-def _meaning(
+def masked_attention(
     query: Tensor, key: Tensor, value: Tensor, blocks: list[Tensor], read: list[Tensor], keeps: str,
     block: list[int], differs: list[int], scale: float, by_token: bool,
 ) -> Tensor:  # fmt: skip
@@ -68,9 +68,4 @@ def empty_result(query: Tensor, by_token: bool) -> Tensor:
     return query.new_empty(query.shape)
 
 
-MASKED = operator(
-    "masked_attention(Tensor query, Tensor key, Tensor value, Tensor[] blocks, Tensor[] read, str keeps, int[] block, "
-    "int[] differs, float scale, bool by_token) -> Tensor",
-    _meaning,
-    lambda query, *rest: empty_result(query, rest[-1]),
-)
+MASKED = operator(masked_attention, lambda query, *rest: empty_result(query, rest[-1]))

@@ -139,42 +139,16 @@ def segment_reduce(
     return torch.where(full, total, float(how == "mul")).to(rows.dtype)
 
 
-def _padded_shapes(matrices: list[Tensor], columns: int) -> list[Tensor]:
-    return [m.new_empty((m.shape[0], columns)) for m in matrices]
-
-
-def _segments_shapes(
-    index: Tensor, nodes: Any, kept: int = 0, wraps: bool = True, drops: bool = False
-) -> tuple[Tensor, Tensor, Tensor]:
+def _segments_shapes(index: Tensor, nodes: Any, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
     edges = index.shape[0]
     order, starts, busy = (index.new_empty((n,), dtype=torch.int32) for n in (edges, nodes + 1, busy_words(edges)))
     return order, starts, busy
 
 
-def _sorted_shape(index: Tensor, order: Tensor, rows: Any, wraps: bool = True, kept: int = 0) -> Tensor:
-    return order.new_empty(order.shape, dtype=torch.int32)
-
-
-def _reduced_shape(
-    base: Tensor | None, rows: Tensor, order: Tensor | None, starts: Tensor, busy: Tensor | None, how: str = "sum"
-) -> Tensor:
-    return rows.new_empty((starts.shape[0] - 1, *rows.shape[1:]))
-
-
-PADDED = operator("padded(Tensor[] matrices, SymInt columns) -> Tensor[]", padded, _padded_shapes, "pad:padded")
-JOINED = operator("joined(Tensor[] vectors) -> Tensor", joined, joined)
-SEGMENTS = operator(
-    "segments(Tensor index, SymInt nodes, int kept=0, bool wraps=True, bool drops=False) -> (Tensor, Tensor, Tensor)",
-    segments,
-    _segments_shapes,
-)
-SORTED_INDEX = operator(
-    "sorted_index(Tensor index, Tensor order, SymInt rows, bool wraps=True, int kept=0) -> Tensor",
-    sorted_index,
-    _sorted_shape,
-)
+PADDED = operator(padded, lambda matrices, columns: [m.new_empty(m.shape[0], columns) for m in matrices], "pad:padded")
+JOINED = operator(joined, joined)
+SEGMENTS = operator(segments, _segments_shapes)
+SORTED_INDEX = operator(sorted_index, lambda _, order, *__: order.new_empty(order.shape, dtype=torch.int32))
 SEGMENT_REDUCE = operator(
-    'segment_reduce(Tensor? base, Tensor rows, Tensor? order, Tensor starts, Tensor? busy, str how="sum") -> Tensor',
-    segment_reduce,
-    _reduced_shape,
+    segment_reduce, lambda _, rows, __, starts, *___: rows.new_empty(starts.shape[0] - 1, *rows.shape[1:])
 )

@@ -18,15 +18,13 @@ from tilestream.graph.rewrites.insert import call, cast
 from tilestream.graph.rewrites.settings import Settings
 
 
-def written(states: list[Tensor], values: list[Tensor]) -> None:
+def write_states(states: list[Tensor], values: list[Tensor]) -> None:
     """Write ``values`` into ``states``, whose rows they are in this order."""
     rows = [row for state in states for row in state.view(-1, state.shape[-1])]
     torch._foreach_copy_(rows, [v.flatten() for v in values])  # pyright: ignore[reportPrivateImportUsage]
 
 
-WRITE_STATES = own_operator(
-    "write_states(Tensor(a!)[] states, Tensor[] values) -> ()", written, lambda states, values: None
-)
+WRITE_STATES = own_operator(write_states, lambda states, values: None, writes=("states",))
 
 
 def write_together(graph: fx.Graph, _: Settings) -> int:
