@@ -83,8 +83,10 @@ from tilestream.kernels.parts.source import BesideSource
 from tilestream.kernels.product.shared_tile import Tail
 from tilestream.kernels.product.sharing import Middle
 from tilestream.options import Options
-from tilestream.plan.passes import divide_columns, load_directly, tile_block
+from tilestream.plan.passes.divide_columns import divide_columns
+from tilestream.plan.passes.forms import load_directly
 from tilestream.plan.passes.share_tile import Split, share_tile
+from tilestream.plan.passes.tile_block import tile_block
 from tilestream.plan.planner import plan
 from tilestream.run.device_ops import segment_reduce, segments, sorted_index
 

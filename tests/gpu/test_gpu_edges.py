@@ -13,7 +13,7 @@ from tilestream import cuda
 from tilestream.devices import get
 from tilestream.ir.pipeline import Pipeline, Residency
 from tilestream.kernels.fits import verify_on
-from tilestream.plan.passes import load_directly
+from tilestream.plan.passes.forms import load_directly
 from tilestream.run import oracle
 from tilestream.run.backend import tilestream
 

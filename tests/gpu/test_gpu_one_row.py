@@ -17,7 +17,7 @@ from benchmarks.lib.recurrent_decoders import RecurrentDecoder
 from tilestream import cuda
 from tilestream.devices import get
 from tilestream.plan.few_rows import ONE_ROW
-from tilestream.plan.passes import divide_columns
+from tilestream.plan.passes.divide_columns import divide_columns
 from tilestream.run import prepare
 from tilestream.run.backend import tilestream
 

@@ -11,8 +11,8 @@ from tilestream import cuda, devices
 from tilestream.apps.layers import Layer
 from tilestream.ir.pipeline import Pipeline, Role
 from tilestream.kernels.product.shared_tile import Tail
-from tilestream.plan.passes import tile_block
 from tilestream.plan.passes.share_tile import Split, share_tile
+from tilestream.plan.passes.tile_block import tile_block
 from tilestream.plan.turned import lying
 from tilestream.run import prepare
 from tilestream.run.backend import tilestream

@@ -34,7 +34,7 @@ from tilestream.kernels.stream.build import build
 from tilestream.kernels.stream.emit import emit
 from tilestream.kernels.stream.model import Place
 from tilestream.options import Options
-from tilestream.plan.passes import chunk_hidden
+from tilestream.plan.passes.forms import chunk_hidden
 from tilestream.plan.planner import plan
 
 H200 = get("h200")

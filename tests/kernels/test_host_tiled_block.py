@@ -15,7 +15,7 @@ from tilestream import devices
 from tilestream.apps.layers import Layer
 from tilestream.cuda.host.build import HostRun, Mutation, run_on_host
 from tilestream.ir.pipeline import Role
-from tilestream.plan.passes import tile_block
+from tilestream.plan.passes.tile_block import tile_block
 from tilestream.plan.turned import lying
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")

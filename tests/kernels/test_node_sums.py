@@ -25,7 +25,7 @@ from tilestream.ir.verify import verify
 from tilestream.kernels.families import kernel_of
 from tilestream.kernels.fits import verify_on
 from tilestream.options import Options
-from tilestream.plan.passes import load_directly
+from tilestream.plan.passes.forms import load_directly
 from tilestream.plan.planner import proposals
 from tilestream.reference.whole import run_whole
 

@@ -25,7 +25,7 @@ from tilestream.kernels.one_row.model import find, is_one_row
 from tilestream.kernels.parts.headers import headers
 from tilestream.options import Options
 from tilestream.plan.few_rows import ONE_ROW
-from tilestream.plan.passes import divide_columns
+from tilestream.plan.passes.divide_columns import divide_columns
 from tilestream.plan.planner import proposals
 
 gxx = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")

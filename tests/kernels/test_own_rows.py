@@ -18,7 +18,7 @@ from tilestream.ir.pipeline import Pipeline, Residency, Shard
 from tilestream.kernels.families import kernel_of
 from tilestream.kernels.fits import verify_on
 from tilestream.options import Options
-from tilestream.plan.passes import load_directly
+from tilestream.plan.passes.forms import load_directly
 from tilestream.plan.planner import proposals
 
 on_host = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")

@@ -10,8 +10,8 @@ from shared_tiles import Ffn
 from tilestream import devices
 from tilestream.kernels.families import kernel_of
 from tilestream.kernels.parts.source import KernelSource
-from tilestream.plan.passes import tile_block
 from tilestream.plan.passes.share_tile import Split, share_tile
+from tilestream.plan.passes.tile_block import tile_block
 
 BLOCKS = [
     Ffn(1024, 256, 256, gated=True, act="silu", bias=True, residual=True, norm="rms"),

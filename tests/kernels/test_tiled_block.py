@@ -29,9 +29,9 @@ from tilestream.kernels.product.tiled_block.model import TiledBlock, build
 from tilestream.kernels.shape import KernelShape, kernel_shape
 from tilestream.options import Options
 from tilestream.plan.candidates import prediction_of
-from tilestream.plan.one_launch import as_one_launch
-from tilestream.plan.passes import tile_block
+from tilestream.plan.find import as_one_launch
 from tilestream.plan.passes.share_tile import Split, share_tile
+from tilestream.plan.passes.tile_block import tile_block
 from tilestream.plan.planner import on_inductor, plan, proposals
 from tilestream.plan.turned import lying
 

@@ -10,7 +10,7 @@ from programs import chain, edge_block, elementwise, nerf
 from splits import H200, SPLITS, after_split
 
 from tilestream.ir.text import show
-from tilestream.plan.passes import order_memory_ops
+from tilestream.plan.passes.cleaning import order_memory_ops
 
 PROGRAMS = (chain, nerf, edge_block, partial(edge_block, 512, 2, "silu"), elementwise)
 

@@ -7,16 +7,16 @@ from functools import partial
 from tilestream import devices
 from tilestream.ir.pipeline import Pipeline
 from tilestream.ir.verify import verify
-from tilestream.plan.passes import (
+from tilestream.plan.passes.cut_vertical import cut_vertical
+from tilestream.plan.passes.settings import (
     balance,
     choose_in_flight,
     choose_placement,
     choose_residency,
-    cut_vertical,
     set_queue_depth,
-    split_bulk,
-    split_spatial,
 )
+from tilestream.plan.passes.split_bulk import split_bulk
+from tilestream.plan.passes.split_spatial import split_spatial
 
 H200 = devices.get("h200")
 SPLITS = {

@@ -7,7 +7,7 @@ from programs import Program
 from torch import nn
 
 from tilestream.ir.pipeline import Pipeline
-from tilestream.plan.passes import hold_columns
+from tilestream.plan.passes.forms import hold_columns
 
 
 def mlp(*widths: int, act: str = "relu", dtype: str = "bf16") -> Pipeline:

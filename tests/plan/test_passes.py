@@ -21,18 +21,11 @@ from tilestream.ir.launches import cut_at_dram
 from tilestream.ir.pipeline import Pipeline, Residency, Shard, Transport
 from tilestream.ir.text import show
 from tilestream.kernels.fits import verify_on
-from tilestream.plan.passes import (
-    balance,
-    choose_placement,
-    choose_residency,
-    cut_vertical,
-    merge_common_ops,
-    order_memory_ops,
-    remove_dead_ops,
-    set_queue_depth,
-    split_bulk,
-    split_spatial,
-)
+from tilestream.plan.passes.cleaning import merge_common_ops, order_memory_ops, remove_dead_ops
+from tilestream.plan.passes.cut_vertical import cut_vertical
+from tilestream.plan.passes.settings import balance, choose_placement, choose_residency, set_queue_depth
+from tilestream.plan.passes.split_bulk import split_bulk
+from tilestream.plan.passes.split_spatial import split_spatial
 
 SLOW = (HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large)
 

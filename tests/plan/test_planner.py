@@ -26,7 +26,7 @@ from tilestream.options import Options
 from tilestream.plan import margins, planner, recipes
 from tilestream.plan.candidates import FALLBACK, Candidate
 from tilestream.plan.cost import product_bound_us
-from tilestream.plan.passes import split_bulk
+from tilestream.plan.passes.split_bulk import split_bulk
 from tilestream.plan.passes.verified import apply
 from tilestream.plan.planner import plan
 from tilestream.run.timing import uncollected
@@ -165,8 +165,8 @@ def test_a_region_that_only_a_kernel_a_layer_runs_goes_to_inductor_untimed(monke
 
 def test_recipes_that_cut_alike_share_the_cut(monkeypatch: pytest.MonkeyPatch):
     program, cuts = nerf(), []
-    once = recipes.passes.cut_vertical
-    monkeypatch.setattr(recipes.passes, "cut_vertical", lambda *a, **k: cuts.append(k) or once(*a, **k))
+    once = recipes.cut_vertical
+    monkeypatch.setattr(recipes, "cut_vertical", lambda *a, **k: cuts.append(k) or once(*a, **k))
     planner._proposals.cache_clear()
     planner.made_of.cache_clear()
     made = planner.proposals(program, 1_000, H200, Options())

@@ -8,7 +8,7 @@ from ragged_cases import CASES, GAT_NAMES, GAT_TENSORS, LENGTHS, PASSES, SCORES,
 
 from tilestream.ir.text import show_op
 from tilestream.ir.verify import verify
-from tilestream.plan.passes import weigh_by_softmax
+from tilestream.plan.passes.weigh_by_softmax import weigh_by_softmax
 from tilestream.reference.mesh_machine import run_meshes
 from tilestream.reference.ops import FLOAT64
 

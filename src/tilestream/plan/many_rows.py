@@ -8,7 +8,7 @@ from tilestream.kernels.product.block import MOST_ROWS
 from tilestream.kernels.product.finder import is_block, is_projection
 from tilestream.kernels.product.tiled_block.model import is_tileable
 from tilestream.options import Options
-from tilestream.plan.passes import tile_block
+from tilestream.plan.passes.tile_block import tile_block
 from tilestream.plan.recipes import Recipe
 
 STRATEGY = "vertical"
@@ -21,7 +21,7 @@ TILED = Recipe(STRATEGY, tile_block, detail="wide layers as tiles over the grid"
 def recipes(program: Pipeline, rows: int, options: Options) -> list[Recipe]:
     """The recipe where ``program`` is a block or a layer on many rows whose result no fragment holds; else none.
 
-    Narrower results are sums that stay in registers (``plan.passes.chunk_hidden``).
+    Narrower results are sums that stay in registers (``plan.passes.forms.chunk_hidden``).
     """
     if options.strategy not in ("auto", STRATEGY) or rows <= MOST_ROWS:
         return []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any
@@ -28,8 +28,9 @@ from tilestream.plan.candidates import (
 from tilestream.plan.chooser import Measure, Question, Time, decide
 from tilestream.plan.cost import predict, product_bound_us
 from tilestream.plan.finalists import Shown, simulated
-from tilestream.plan.made import made_of, once
-from tilestream.plan.passes import activation_in_product, merge_common_ops, remove_dead_ops, split_bulk
+from tilestream.plan.passes.activation_in_product import activation_in_product
+from tilestream.plan.passes.cleaning import merge_common_ops, remove_dead_ops
+from tilestream.plan.passes.split_bulk import split_bulk
 from tilestream.plan.passes.verified import apply
 from tilestream.plan.recipes import IN_PLACE, KERNEL_A_LAYER, Recipe, recipes
 from tilestream.plan.shown import pipeline_us
@@ -317,3 +318,30 @@ def without(made: Plan, reason: str) -> Plan | None:
     if best is None or key(best) > margins.MARGIN * limit:
         return None
     return replace(made, candidates=candidates, chosen=best)
+
+
+STRATEGY = "vertical"
+
+
+Made = dict[Hashable, Pipeline | VerifyError | IRError]
+
+
+@lru_cache(maxsize=64)
+def made_of(_program: Pipeline, _device: Device) -> Made:
+    """What recipes make of a program on a device, or why they cannot; filled by ``once``. Rows are no part of it: a
+    model's equal layers are planned at as many numbers of rows as it has kinds of edges and nodes."""
+    return {}
+
+
+def once(made: Made, key: Hashable, make: Callable[[], Pipeline]) -> Pipeline:
+    """``make``'s pipeline; it is called once for a key, and why it raised is kept too."""
+    if key not in made:
+        try:
+            made[key] = make()
+        except (VerifyError, IRError) as error:
+            made[key] = error.with_traceback(None)
+    found = made[key]
+    if not isinstance(found, Pipeline):
+        # A new one: an error that is kept and raised keeps every frame above it, with all that a caller holds there.
+        raise type(found)(found.cause, found.remedy)
+    return found

@@ -13,7 +13,12 @@ from tilestream.devices import Device
 from tilestream.ir.pipeline import Pipeline
 from tilestream.ir.verify import WIDEST
 from tilestream.options import Options
-from tilestream.plan import passes
+from tilestream.plan.passes import forms, settings
+from tilestream.plan.passes.cleaning import merge_common_ops, order_memory_ops, remove_dead_ops
+from tilestream.plan.passes.cut_vertical import cut_vertical
+from tilestream.plan.passes.split_bulk import split_bulk
+from tilestream.plan.passes.split_columns import split_columns
+from tilestream.plan.passes.split_spatial import split_spatial
 from tilestream.plan.passes.verified import Pass, verified
 
 KERNEL_A_LAYER = "bulk"
@@ -54,7 +59,7 @@ class Recipe:
 
     def cut(self, device: Device) -> tuple[Pass, ...]:
         """The passes as far as the one that cuts the program into stages, which searches for the best cuts."""
-        cleaned = passes.remove_dead_ops, passes.merge_common_ops, *(() if self.dealt else (passes.order_memory_ops,))
+        cleaned = remove_dead_ops, merge_common_ops, *(() if self.dealt else (order_memory_ops,))
         return *cleaned, partial(self.split, device=self._on(device))
 
     def behind_cut(self, device: Device, queue_depth: int | None) -> tuple[Pass, ...]:
@@ -63,11 +68,11 @@ class Recipe:
         if self.dealt:  # there are no queues, and no weights that stay
             return (partial(verified, device=device),)
         return (
-            partial(passes.choose_placement, device=device, dims=self.dims),
-            partial(passes.choose_residency, device=device, resident=self.resident),
-            partial(passes.choose_in_flight, in_flight=self.in_flight),
-            partial(passes.balance, device=device),
-            partial(passes.set_queue_depth, steps=self.steps, depth=queue_depth),
+            partial(settings.choose_placement, device=device, dims=self.dims),
+            partial(settings.choose_residency, device=device, resident=self.resident),
+            partial(settings.choose_in_flight, in_flight=self.in_flight),
+            partial(settings.balance, device=device),
+            partial(settings.set_queue_depth, steps=self.steps, depth=queue_depth),
             partial(verified, device=device),
         )
 
@@ -84,7 +89,7 @@ def recipes(program: Pipeline, options: Options, device: Device) -> list[Recipe]
     spatial = [
         Recipe(
             "spatial",
-            partial(passes.split_spatial, layers_per_stage=layers),
+            partial(split_spatial, layers_per_stage=layers),
             steps,
             f"{layers} layer{'s' * (layers > 1)} a stage, {steps} steps a queue",
         )
@@ -92,19 +97,19 @@ def recipes(program: Pipeline, options: Options, device: Device) -> list[Recipe]
         for steps in ((2, 4) if options.strategy == "spatial" and options.queue_depth is None else (2,))
         if layers < max(linears, 2)
     ]
-    chunked = partial(passes.cut_vertical, form=passes.chunk_hidden)
+    chunked = partial(cut_vertical, form=forms.chunk_hidden)
     every = {
         "vertical": [
-            Recipe("vertical", passes.cut_vertical),
-            Recipe("vertical", passes.cut_vertical, detail="one product in flight", in_flight=1),
-            Recipe("vertical", passes.cut_vertical, detail="weights streamed", resident=False),
-            Recipe("vertical", passes.cut_vertical, detail="tiles by columns", dims=(1,)),
+            Recipe("vertical", cut_vertical),
+            Recipe("vertical", cut_vertical, detail="one product in flight", in_flight=1),
+            Recipe("vertical", cut_vertical, detail="weights streamed", resident=False),
+            Recipe("vertical", cut_vertical, detail="tiles by columns", dims=(1,)),
             Recipe("vertical", chunked, detail="hidden layers by chunks"),
             *_in_place(program),
             *_direct(program),
         ],
         "spatial": [*spatial, *(_by_columns(program) if options.strategy == "spatial" else ())],
-        KERNEL_A_LAYER: [Recipe(KERNEL_A_LAYER, passes.split_bulk)],
+        KERNEL_A_LAYER: [Recipe(KERNEL_A_LAYER, split_bulk)],
     }
     for name in ("vertical", "spatial"):
         every[name] += _on_half(every[name], device)
@@ -119,7 +124,7 @@ def _by_columns(program: Pipeline) -> list[Recipe]:
     return [
         Recipe(
             "spatial",
-            partial(passes.split_columns, columns=columns),
+            partial(split_columns, columns=columns),
             detail=f"layers by {columns} columns, tiles by {'columns' if dims[0] else 'rows'}",
             dims=dims,
         )
@@ -141,7 +146,7 @@ def _direct(program: Pipeline) -> list[Recipe]:
     """Rows through an index as registers of who computes with them, where there are any."""
     if not any(op.index for stage in program.stages for op in stage.ops):
         return []
-    split = partial(passes.cut_vertical, form=passes.load_directly)
+    split = partial(cut_vertical, form=forms.load_directly)
     return [
         Recipe("vertical", split, detail="rows loaded directly", dims=(0,)),
         Recipe("vertical", split, detail="rows loaded directly, weights streamed", dims=(0,), resident=False),
@@ -153,7 +158,7 @@ def _in_place(program: Pipeline) -> list[Recipe]:
     made = [op.out for s in program.stages for op in s.ops if op.kind == "linear" and op.out is not None]
     if all(tile.features <= WIDEST[0] for tile in made):
         return []
-    split = partial(passes.cut_vertical, form=passes.hold_columns)
+    split = partial(cut_vertical, form=forms.hold_columns)
     return [
         Recipe("vertical", split, detail=IN_PLACE),
         Recipe("vertical", split, detail=f"{IN_PLACE}, one product in flight", in_flight=1),

@@ -168,9 +168,7 @@ def _no_stream(pipeline: Pipeline) -> str:
     for stage in plain(pipeline).stages:
         shape = kernel_shape(stage)
         if shape is KernelShape.CHUNKED_CONTRACTION:
-            return (
-                f"stage {stage.name!r} is a {shape}: its kernels are made from ops of rows (plan.passes.chunk_hidden)"
-            )
+            return f"stage {stage.name!r} is a {shape}: its kernels are made from ops of rows (plan.passes.forms)"
         if shape is not KernelShape.ROW_STREAM:
             return f"stage {stage.name!r} is a {shape}: only a row stream has a kernel so far"
         for op in stage.ops:

@@ -216,7 +216,7 @@ class Walk:
                 raise VerifyError(
                     f"the hidden layer at {layer.ops[0].source or self.stage.name} is taken by chunks, and other steps"
                     " lie between it and the linear that reads it",
-                    "order its ops directly before that linear (plan.passes.chunk_hidden does)",
+                    "order its ops directly before that linear (plan.passes.forms.chunk_hidden does)",
                 )
             loops.append(ColumnLoop(steps[0], steps[-1], sums, layer.features, self.chunk_of(layer.tile)))
         return tuple(loops)

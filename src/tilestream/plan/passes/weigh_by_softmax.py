@@ -8,7 +8,7 @@ from dataclasses import replace
 from tilestream.ir.axes import View
 from tilestream.ir.derive import sums
 from tilestream.ir.pipeline import Pipeline, Stage, TileOp
-from tilestream.plan.passes.remove_dead_ops import remove_dead_ops
+from tilestream.plan.passes.cleaning import remove_dead_ops
 
 VANISHES = 2.0**-25
 """Beside a sum of ``exp(s - max s)``, which is 1 at least, no less than this changes an fp32."""

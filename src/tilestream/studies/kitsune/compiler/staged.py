@@ -16,7 +16,7 @@ from tilestream.graph.nodes import Unsupported
 from tilestream.ir.axes import Loop
 from tilestream.ir.derive import sums
 from tilestream.ir.pipeline import DTYPE_BYTES, TILE_ROWS, Pipeline, Queue, Stage, TileOp
-from tilestream.plan.passes import merge_common_ops
+from tilestream.plan.passes.cleaning import merge_common_ops
 from tilestream.simulator.workload import Engine
 from tilestream.studies.kitsune.compiler.operators import PRODUCTS, Operator, OperatorGraph
 from tilestream.studies.kitsune.compiler.program import written
