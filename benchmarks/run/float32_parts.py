@@ -24,7 +24,7 @@ from torch.nn import functional
 from tilestream.ir.float32 import PAIRS
 from tilestream.run import oracle, timing
 from tilestream.run.backend import tilestream
-from tilestream.run.weight_parts import weight_parts
+from tilestream.run.call import weight_parts
 
 ROWS = 77_878
 """Edges of DimeNet++'s batch of molecules."""

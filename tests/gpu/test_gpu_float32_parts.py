@@ -12,8 +12,8 @@ from tilestream.bench.accuracy import Oracle, repeatable
 from tilestream.cuda.weight_parts import made
 from tilestream.ir.float32 import MOST_FEATURES
 from tilestream.run.backend import tilestream
+from tilestream.run.call import weight_parts
 from tilestream.run.timing import capture
-from tilestream.run.weight_parts import weight_parts
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("fresh")]
 

@@ -8,7 +8,7 @@ import torch
 from on_reference import compiled
 from torch import Tensor, nn
 
-from tilestream.graph.rounding import round_results
+from tilestream.graph.region import round_results
 from tilestream.ir.pipeline import Tile, TileOp
 
 

@@ -14,7 +14,7 @@ from tilestream.cuda.host.build import HostRun
 from tilestream.cuda.host.lanes import on_lanes
 from tilestream.cuda.weight_parts import NAME, WARPS, call, kernel
 from tilestream.ir.float32 import PAIRS
-from tilestream.run.weight_parts import weight_parts
+from tilestream.run.call import weight_parts
 
 
 def weights() -> list[Tensor]:

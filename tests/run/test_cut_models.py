@@ -15,8 +15,7 @@ from tilestream.options import Options
 from tilestream.plan import messages
 from tilestream.plan.candidates import Candidate, Plan
 from tilestream.run import timing, whole
-from tilestream.run.backend import tilestream
-from tilestream.run.cut_models import is_part
+from tilestream.run.backend import is_part, tilestream
 from tilestream.run.target import Target
 from tilestream.run.timer import Timer
 from tilestream.run.timing import Captured

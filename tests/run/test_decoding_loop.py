@@ -12,7 +12,7 @@ from torch import Tensor
 
 import tilestream
 from tilestream.errors import InputError
-from tilestream.run.tokens import Tokens
+from tilestream.run.generate import Tokens
 
 PROMPT = torch.tensor([[3, 14, 15, 92, 65], [35, 89, 79, 32, 38]])
 PADDED = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]])

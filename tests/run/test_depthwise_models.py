@@ -24,8 +24,8 @@ from tilestream.plan.analyse import analyse
 from tilestream.plan.candidates import FALLBACK, Candidate
 from tilestream.plan.depthwise import Kind, kind_of, library, ours, take
 from tilestream.plan.squeeze import kinds_of
-from tilestream.run import depthwise as run
-from tilestream.run import replacements, squeeze
+from tilestream.run import replacements
+from tilestream.run import trials as run
 from tilestream.run.backend import tilestream
 from tilestream.run.target import resolve
 
@@ -158,7 +158,7 @@ def test_both_ways_to_a_gate_are_called() -> None:
     target = resolve(Options(target="reference"), [pictures(16)])
     assert target is not None
     (kind,) = kinds_of(sites(graph_of(ready(Inverted()), pictures(16)))[0], get("h200"))
-    trial = squeeze.gate_trial(kind, target)
+    trial = run.gate_trial(kind, target)
     values = trial.make()
     assert trial.plain is not None
     (made,) = trial.call(Candidate("ours", None, None, operator="ours"), values)()

@@ -20,7 +20,7 @@ from tilestream.plan.analyse import analyse
 from tilestream.plan.candidates import FALLBACK, Candidate
 from tilestream.plan.token_mixing import TOKEN_LAYERS, kind_of
 from tilestream.run import replacements
-from tilestream.run import token_mixing as run
+from tilestream.run import trials as run
 from tilestream.run.backend import tilestream
 from tilestream.run.target import resolve
 

@@ -21,8 +21,8 @@ from tilestream.options import Options
 from tilestream.plan.analyse import analyse
 from tilestream.plan.candidates import FALLBACK, Candidate
 from tilestream.plan.patches import kind_of, library, ours
-from tilestream.run import patches as run
 from tilestream.run import replacements
+from tilestream.run import trials as run
 from tilestream.run.backend import tilestream
 from tilestream.run.target import resolve
 

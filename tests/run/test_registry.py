@@ -9,7 +9,7 @@ import sys
 import torch
 from places import SOURCES
 
-from tilestream.run import backend, registry
+from tilestream.run import backend
 
 SCRIPT = """
 import threading
@@ -47,9 +47,9 @@ def test_four_threads_ask_for_the_back_end_first() -> None:
 def test_other_names_are_still_registered_once() -> None:
     from torch._dynamo.backends.registry import list_backends, lookup_backend
 
-    registry.share()
+    backend.share()
     assert lookup_backend("tilestream") is lookup_backend("tilestream") is backend.tilestream
     assert "tilestream" in list_backends() and "inductor" in list_backends()
-    table = registry.Backends({"inductor": 1, "tilestream": 2})
+    table = backend.Backends({"inductor": 1, "tilestream": 2})
     assert "inductor" in table and table["tilestream"] == 2
     assert torch.compile(torch.nn.Identity(), backend="tilestream") is not None

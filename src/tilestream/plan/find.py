@@ -13,6 +13,7 @@ from tilestream.devices import Device
 from tilestream.graph.capture import Kind
 from tilestream.graph.cut import spared_for
 from tilestream.graph.gradients import GradientSite
+from tilestream.graph.live import tensor_bytes
 from tilestream.graph.moved import moved, text
 from tilestream.graph.nodes import computes, is_ours, is_product, name, takes_tf32
 from tilestream.graph.operators.split import FLOAT32
@@ -25,16 +26,19 @@ from tilestream.graph.rewrites.table import When, rewrite
 from tilestream.graph.selection import POINTWISE, Cut, Exclusion, Partition, partition
 from tilestream.graph.tails import LIBRARY, Tail
 from tilestream.ir.float32 import by_parts
+from tilestream.ir.launches import cut_at_dram
+from tilestream.ir.pipeline import Transport
 from tilestream.kernels.product.block import MOST_ROWS
 from tilestream.kernels.product.finder import is_projection
 from tilestream.options import Options
+from tilestream.plan import margins, planner
 from tilestream.plan.aligned import aligns
-from tilestream.plan.cold import with_cold
+from tilestream.plan.candidates import fallback_of, prediction_of
 from tilestream.plan.edge_networks import pays, with_networks
 from tilestream.plan.gradient_launches import apart, gradient_sites, least_rows
 from tilestream.plan.messages import sorted_sums
 from tilestream.plan.minor import with_minor
-from tilestream.plan.one_launch import as_one_launch
+from tilestream.plan.passes.segments import body, cut
 
 LONE = "a product by itself: nothing streams into it or out of it, and a library's is as fast"
 RAGGED = "part of a ragged region"
@@ -156,3 +160,41 @@ def is_lone(region: Region, options: Options) -> bool:
     if by_parts(region.program):  # a library's has no tensor cores
         return region.rows <= MOST_ROWS
     return region.rows > MOST_ROWS or not is_projection(region.program)
+
+
+def with_cold(cuts: Sequence[Cut], graph: fx.Graph, device: Device) -> tuple[Cut, ...]:
+    """``cuts``, marked where the graph's arguments and their results are more than the L2 holds.
+
+    That is a lower bound of what a call moves, whose other values may stay on chip: where in doubt, weights are warm.
+    """
+    given = [*graph.find_nodes(op="placeholder"), *graph.find_nodes(op="get_attr")]
+    size = sum(map(tensor_bytes, {*given, *(node for cut in cuts for node in cut.outputs)}))
+    if size <= device.l2_bytes:
+        return tuple(cuts)
+    return tuple(replace(cut, region=replace(cut.region, cold=True)) for cut in cuts)
+
+
+def as_one_launch(region: Region, options: Options, device: Device) -> bool:
+    """Whether some kernel of the whole block may beat a library's kernels, as far as predictions tell.
+
+    Where none can, on few tiles of rows most of all, a layer by itself still may: its activation or its residual, which
+    a library leaves to a kernel behind, is its epilogue. So it may where its layers one by one are predicted to take
+    far less. A strategy by name is asked of the block.
+    """
+    if options.strategy != "auto":
+        return True
+    made = planner.proposals(region.program, region.rows, device, options)
+    fallback = fallback_of(made)
+    best = min((prediction_of(c) for c in made if c.pipeline is not None), default=None)
+    if best is None or fallback.predicted_us is None:
+        return True
+    return best <= min(margins.HOPELESS * fallback.predicted_us, _by_layers_us(region, options, device) / margins.APART)
+
+
+def _by_layers_us(region: Region, options: Options, device: Device) -> float:
+    """The same of both layers, each as one launch or as a library's kernels; what is in front is a kernel by itself."""
+    parts = body(region.program)
+    first, *_, last = parts.linears()
+    made = cut(parts, [c for c in (first, last) if c], Transport.DRAM, "")
+    of_each = (planner.proposals(p, region.rows, device, options) for p in cut_at_dram(made))
+    return sum(min(map(prediction_of, each)) for each in of_each)

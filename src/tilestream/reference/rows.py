@@ -10,8 +10,34 @@ from torch import Tensor
 from tilestream.ir.columns import first_column, is_part
 from tilestream.ir.pipeline import Pipeline, Role, TileOp
 from tilestream.ir.taps import Tap
-from tilestream.reference.node_sums import NodeSums
+from tilestream.reference.einsum import COMBINE
 from tilestream.reference.ops import Arithmetic, evaluate, pixels
+
+HOW = {"sum": "sum", "max": "amax", "min": "amin"}
+
+
+class NodeSums:
+    """The result of one store with receivers.
+
+    Args:
+        combine: ``sum``, ``max`` or ``min``.
+        starts: [nodes + 1], where the rows of each node start.
+        dtype: in which rows are combined.
+    """
+
+    def __init__(self, combine: str, starts: Tensor, features: int, dtype: torch.dtype) -> None:
+        self._how, self._empty = HOW[combine], starts.diff() == 0
+        shape = len(starts) - 1, features
+        self._total = torch.full(shape, COMBINE[combine][0], dtype=dtype, device=starts.device)
+
+    def add(self, receivers: Tensor, rows: Tensor) -> None:
+        """``rows`` [some, features] are those of nodes ``receivers`` [some]."""
+        places = receivers.long()[:, None].expand_as(rows)
+        self._total.scatter_reduce_(0, places, rows.to(self._total.dtype), self._how)
+
+    def result(self) -> Tensor:
+        """[nodes, features]"""
+        return self._total.masked_fill(self._empty[:, None], 0.0)
 
 
 class Rows:

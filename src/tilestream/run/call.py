@@ -8,13 +8,13 @@ from functools import partial
 from typing import Any
 
 import torch
-
-# What Inductor's code allocates with: a third of torch.empty's time.
+from torch import Tensor
 from torch._C._dynamo.guards import (
     _empty_strided_cpu,  # pyright: ignore[reportAttributeAccessIssue]
     _empty_strided_cuda,  # pyright: ignore[reportAttributeAccessIssue]
 )
 from torch._prims_common import make_contiguous_strides_for
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from tilestream.announce import announce_failure
 from tilestream.errors import InputError, QueueTimeout
@@ -22,12 +22,11 @@ from tilestream.graph.lowering import PARTS, Steps
 from tilestream.graph.real import real
 from tilestream.graph.region import Operand
 from tilestream.ir.dtypes import TORCH_DTYPES
+from tilestream.ir.float32 import LARGEST, PAIRS
 from tilestream.ir.pipeline import Pipeline, Role
 from tilestream.ir.taps import rows_given
-from tilestream.run.copies import Copies, Copy
 from tilestream.run.executable import Enqueue, Executable, executable, plain
 from tilestream.run.spec import TENSOR, RegionSpec
-from tilestream.run.weight_parts import weight_parts
 
 KEPT = 512
 """Sets of addresses that a region remembers; fifteen equal blocks of a model are one region at fifteen of them."""
@@ -256,3 +255,65 @@ def _kernels_can_read(tensor: torch.Tensor, pipeline: Pipeline, name: str) -> bo
 def ordered(tensor: torch.Tensor, order: tuple[int, ...]) -> torch.Tensor:
     """A row-major tensor in the memory order that the model expects."""
     return torch.empty_permuted(tensor.shape, order, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+
+
+@dataclass(frozen=True)
+class Copy:
+    """``tensor`` is a copy of a weight in ``memory`` when torch had counted ``version`` changes of it in place."""
+
+    tensor: torch.Tensor
+    memory: StorageWeakRef
+    version: int
+
+    def is_of(self, weight: torch.Tensor) -> bool:
+        """Whether it still holds what ``weight`` holds, as far as torch can tell: the memory was not freed, which
+        another tensor may have now, and nothing was written under torch's eyes, as ``load_state_dict`` does."""
+        return not self.memory.expired() and self.version == _version(weight)
+
+
+class Copies:
+    """The copies of a region's weights, by operand and address."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[str, int], Copy] = {}
+
+    def of(self, name: str, weight: torch.Tensor, make: Callable[[], torch.Tensor]) -> Copy | None:
+        """The copy of ``weight``, made by ``make`` where there is none or it is old; None while a CUDA graph is
+        captured, whose memory is its own: the copy then has to be part of the graph."""
+        key = (name, weight.data_ptr())
+        found = self._kept.get(key)
+        if found is not None and found.is_of(weight):
+            return found
+        if weight.is_cuda and torch.cuda.is_current_stream_capturing():
+            return None
+        self._kept = {k: c for k, c in self._kept.items() if not c.memory.expired()}
+        made = self._kept[key] = Copy(make(), StorageWeakRef(weight.untyped_storage()), _version(weight))
+        if weight.is_cuda:
+            torch.cuda.current_stream(weight.device).synchronize()  # other streams may read it from now on
+        return made
+
+
+def _version(weight: torch.Tensor) -> int:
+    """Changes in place that torch has counted; inference tensors have no count."""
+    return 0 if weight.is_inference() else weight._version
+
+
+def weight_parts(weights: Sequence[Tensor]) -> list[Tensor]:
+    """Of each float32 weight [out, in], in any strides, its parts as bf16 [out, 6 in]: those of ``PAIRS`` in order.
+
+    On a GPU all are made by one kernel.
+    """
+    if weights and weights[0].is_cuda:
+        from tilestream.cuda import weight_parts as kernel
+
+        return kernel.made(weights)
+    return [_by_torch(w) for w in weights]
+
+
+def _by_torch(weight: Tensor) -> Tensor:
+    rest, parts = weight, []
+    for _ in range(2):
+        parts.append(rest.clamp(-LARGEST, LARGEST).to(torch.bfloat16))
+        rest = rest - parts[-1].float()
+    parts.append(rest.to(torch.bfloat16))
+    return torch.cat([parts[of_weight] for _, of_weight in PAIRS], 1)

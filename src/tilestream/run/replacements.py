@@ -18,13 +18,10 @@ from tilestream.plan.replacements import REPLACEMENTS
 from tilestream.plan.squeeze import GATES
 from tilestream.plan.token_mixing import TOKEN_LAYERS
 from tilestream.run import prepare
-from tilestream.run.depthwise import depthwise_trial
-from tilestream.run.patches import patches_trial
-from tilestream.run.squeeze import gate_trial
 from tilestream.run.target import Target
 from tilestream.run.time_interaction import interaction_trial
 from tilestream.run.timer import Trial
-from tilestream.run.token_mixing import mixing_trial
+from tilestream.run.trials import depthwise_trial, gate_trial, mixing_trial, patches_trial
 
 TRIALS: dict[Replacement, Callable[[Any, Target], Trial]] = {
     INTERACTIONS: interaction_trial,

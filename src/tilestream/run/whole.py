@@ -8,8 +8,9 @@ Beside both stands the graph without regions by eager's own kernels, operator by
 biases, cuDNN's convolutions, whatever PyTorch runs. Inductor calls them, so that views cost nothing and CUDA-graph
 trees take them too. That needs no kernel compiled, and is timed wherever an inference graph is.
 
-Times are those of CUDA graphs. One of several graphs of a model (``run.cut_models``) is timed as it will be called: by
-itself, with what the host takes, and always both ways, since what its regions gain on the GPU says nothing of that.
+Times are those of CUDA graphs. One of several graphs of a model (``run.backend.is_part``) is timed as it will be
+called: by itself, with what the host takes, and always both ways, since what its regions gain on the GPU says nothing
+of that.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from math import ceil, prod
 
 from tilestream.devices import Device
 from tilestream.errors import DeviceError, InputError
-from tilestream.ir.axes import Level
+from tilestream.ir.axes import Level, View
 from tilestream.ir.derive import WRITES, divided, exchanges, sums
 from tilestream.ir.lengths import Sizes, sizes_of
 from tilestream.ir.mesh_traffic import accesses, indices, stage_traffic, through
@@ -19,7 +19,7 @@ from tilestream.ir.pipeline import DTYPE_BYTES, ELEMENT_BYTES, Pipeline, Queue, 
 from tilestream.ir.plain import plain
 from tilestream.ir.rings import tiles_of
 from tilestream.ir.tileops import OPS
-from tilestream.simulator.by_index import by_index
+from tilestream.simulator.library.kernels import KEPT
 from tilestream.simulator.ragged import in_blocks, shuffled, weights
 from tilestream.simulator.workload import Engine, SimLaunch, SimQueue, SimStage, TileWork, Workload
 
@@ -208,3 +208,23 @@ def _queue(p: Pipeline, q: Queue, size: Sizes, stages: Mapping[str, SimStage]) -
     tiles = stages[q.producer].tiles
     room = max(1, round(q.depth * tiles / tiles_of(p, q, size)))
     return SimQueue(q.producer, q.consumers, through(p, q, size) / tiles, room=room, cluster=cluster)
+
+
+def by_index(p: Pipeline, view: View, size: Mapping[str, int], device: Device) -> tuple[float, float]:
+    """Bytes of a tensor under ``view``: of all that is meant, each first time, and again for what the L2 no longer has;
+    without an index all of it comes once.
+
+    Of N rows, E draws touch N (1 - (1 - 1/N)^E); a row that was touched before is still in the L2 with the share of the
+    table that half of the L2 holds. Indices are taken to be spread evenly and independent of each other, as those of a
+    graph in no order are: sorted ones are read with fewer misses.
+    """
+    tensor = p.tensor(view.of)
+    each = ELEMENT_BYTES[tensor.dtype]
+    whole = float(prod(size[a.name] for a in tensor.axes) * each)
+    rows = prod(size[a.name] for at, a in zip(view.at or (), tensor.axes, strict=True) if at.index)
+    if rows == 1:
+        return whole, 0.0
+    touched = float(prod(size[a] for a in view.axes) * each)
+    first = whole * (1.0 - (1.0 - 1.0 / rows) ** (touched / (whole / rows)))
+    kept = min(1.0, KEPT * device.l2_bytes / whole)
+    return first, max(0.0, touched - first) * (1.0 - kept)

@@ -9,14 +9,12 @@ from operator import itemgetter
 
 from tilestream.ir.pipeline import Pipeline
 from tilestream.kernels.parts.text import UNROLL, block, loop, plus
-from tilestream.kernels.stream.annotate import comment
 from tilestream.kernels.stream.column_loop import ROW_BYTES, column_loop
 from tilestream.kernels.stream.epilogue import Epilogue
 from tilestream.kernels.stream.layout import Layout, boxes_of, turns_of
 from tilestream.kernels.stream.model import Gemm, Place, Schedule, Segment, Step, ceil_to
 from tilestream.kernels.stream.names import Names
 from tilestream.kernels.stream.node_sums import NodeSums
-from tilestream.kernels.stream.operand_copy import operand_copy
 from tilestream.kernels.stream.own_rows import OwnRows
 from tilestream.kernels.stream.tables import Tables
 
@@ -301,3 +299,46 @@ def _shifted(first: str, other: str, n: int) -> bool:
         return False
     count = len(set(here))
     return [int(a) + n * count for a in here] == [int(b) for b in there]
+
+
+def comment(stage: str, step: Step, pipeline: Pipeline) -> str:
+    """A line on a step, for people: its stage and number, its tile operations, and the user's lines that they come
+    from. What is compiled has none: its text is a cache's key.
+    """
+    ops = [op for phase in step.phases for op in (*phase.nodes, *phase.reduces, *phase.row_nodes)]
+    words = [op.kind for op in ops]
+    if step.gemm is not None:
+        outs, ins = pipeline.tensor(step.gemm.weight).shape
+        words.insert(0, f"linear {ins}>{outs}")
+    words += [f"store {s.target}" for phase in step.phases for s in phase.sinks if s.kind in ("direct", "staged")]
+    sources = dict.fromkeys(s for s in (step.source, *(op.source for op in ops)) if s)
+    text = f"    // {stage}, step {step.index}: {' + '.join(words)}" + "".join(f"; {s}" for s in sources)
+    return text.replace("\\", "/")  # at the end of a line it would make the next one a comment
+
+
+def operand_copy(names: Names, step: Step) -> list[str]:
+    """A stream, chunk by chunk, or parked blocks: words that no lane changes and, of blocks, that each lane wrote."""
+    schedule = names.s
+    (sink,) = step.phases[0].sinks
+    slot = f"r{schedule.slots[sink.target]}"
+    lines: list[str] = []
+    blocks = 0
+    for tile in step.copied:
+        count = ceil_to(schedule.tiles[tile].features, 8) // 8
+        if schedule.places[tile] is Place.STREAM:
+            chunks = ceil_to(step.features, schedule.chunk_columns) // schedule.chunk_columns
+            turn = [
+                "in.wait_full();",
+                "const u32 a = in.addr();",
+                f"pack_chunk<T>({slot}, c, a);",
+                "fence_async_shared();  // the loads come before the copy that takes the slot's place",
+                "in.advance(); in.release();",
+            ]
+            lines += loop("c", chunks, turn)
+        else:
+            lines.append(f"unpark<{blocks}, {count}>({slot}, {names.parked(tile)});")
+        blocks += count
+    whole = ceil_to(schedule.tiles[sink.target].features, 8) // 8
+    if whole % 2:
+        lines.append(f"zero_blocks<{whole}, {whole + 1}>({slot});")
+    return lines
