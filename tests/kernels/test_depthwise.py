@@ -36,7 +36,7 @@ def test_values(name: str) -> None:
 @gxx
 def test_without_vectors_and_sums() -> None:
     x, weight, *_ = given(CASES["7 x 7, tiles that stick out"])
-    (got,) = on_lanes(lambda a: call(x, weight, None, None, None, 1, (3, 3), "none", (2, 5), False, 2, a))
+    (got,) = on_lanes(lambda a: call((x, weight, None, None, None, 1, (3, 3), "none", (2, 5), False), 2, a))
     want = by_functional(x.double(), weight.double(), torch.zeros(32).double(), 1, (3, 3))
     torch.testing.assert_close(got.double(), want, atol=1e-4, rtol=0.004)
 

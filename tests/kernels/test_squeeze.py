@@ -27,7 +27,7 @@ CASES: dict[str, Case] = {
 
 
 def on_host(operands: list[Any], options: HostRun | None = None) -> Tensor:
-    return on_lanes(lambda address: call(*operands, address), options=options)[0]
+    return on_lanes(lambda address: call(operands, address), options=options)[0]
 
 
 @gxx

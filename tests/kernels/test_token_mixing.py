@@ -32,7 +32,7 @@ CASES: dict[str, tuple[Mixing, int]] = {
 
 
 def on_host(operands: list[Any], options: HostRun | None = None) -> Tensor:
-    return on_lanes(lambda address: call(*operands, address, encoded), options=options)[0]
+    return on_lanes(lambda address: call(operands, address, encoded), options=options)[0]
 
 
 @gxx

@@ -115,4 +115,4 @@ def on_host(case: Case, operands: Sequence[Tensor], options: HostRun | None = No
     _, _, stride, padding, activation, tile, _ = case
     x, weight, *vectors = operands
     slid = (stride, padding, activation, tile, True)
-    return on_lanes(lambda address: call(x, weight, *vectors, *slid, 2, address), options=options)  # pyright: ignore
+    return on_lanes(lambda address: call((x, weight, *vectors, *slid), 2, address), options=options)

@@ -88,7 +88,7 @@ def test_the_memory_efficient_one_takes_windows(bias: bool, tokens: int, monkeyp
 def test_what_is_added_keeps_its_values(shape: tuple[int, ...]) -> None:
     keys = max(shape[-1], 7)
     mask = torch.randn(shape)
-    got = library_attention._added(mask, [2, 3, 5, keys], lambda op, *args: op(*args))
+    got = library_attention.added_to(mask, [2, 3, 5, keys], lambda op, *args: op(*args))
     assert torch.equal(got, mask.expand(2, 3, 5, keys))
     assert got.stride(3) == 1 and not any(n % library_attention.ALIGNED for n in got.stride()[:3])
 

@@ -14,27 +14,16 @@ from tilestream.kernels.operators.depthwise import Depthwise, Tile
 from tilestream.kernels.operators.grouped import ctas, kernel
 
 
-def convolved(x: Tensor, *given: Any) -> list[Tensor]:
+def convolved(*given: Any) -> list[Tensor]:
     """``graph.depthwise.depthwise`` by its kernel."""
-    sms = torch.cuda.get_device_properties(x.device).multi_processor_count
-    return list(launch(call(x, *given, sms=sms), x.device))
+    device = given[0].device
+    sms = torch.cuda.get_device_properties(device).multi_processor_count
+    return list(launch(call(given, sms), device))
 
 
-def call(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    scale: Tensor | None,
-    shift: Tensor | None,
-    stride: int,
-    padding: Sequence[int],
-    activation: str,
-    tile: Sequence[int],
-    pooled: bool,
-    sms: int,
-    address: Address = Tensor.data_ptr,
-) -> LaneCall:
-    """The launch of ``convolved`` on a device of so many SMs."""
+def call(given: Sequence[Any], sms: int, address: Address = Tensor.data_ptr) -> LaneCall:
+    """The launch of ``convolved`` of what it is given, on a device of so many SMs."""
+    x, weight, bias, scale, shift, stride, padding, activation, tile, pooled = given
     images, height, width, channels = x.shape
     window, by = (weight.shape[2], weight.shape[3]), Tile(tile[0], tile[1])
     behind = (DTYPES[x.dtype], scale is not None, activation, pooled)

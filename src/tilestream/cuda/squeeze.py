@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from torch import Tensor
 
 from tilestream.cuda.beside import Address, LaneCall, launch, read_by
@@ -9,23 +12,14 @@ from tilestream.ir.dtypes import DTYPES
 from tilestream.kernels.operators.squeeze import Squeeze, kernel
 
 
-def gated(sums: Tensor, *given: object) -> Tensor:
+def gated(*given: Any) -> Tensor:
     """``graph.squeeze.squeeze`` by its kernel."""
-    return launch(call(sums, *given), sums.device)[0]  # pyright: ignore[reportArgumentType]
+    return launch(call(given), given[0].device)[0]
 
 
-def call(
-    sums: Tensor,
-    share: float,
-    w1: Tensor,
-    b1: Tensor | None,
-    w2: Tensor,
-    b2: Tensor | None,
-    activation: str,
-    gate: str,
-    address: Address = Tensor.data_ptr,
-) -> LaneCall:
-    """The launch of ``gated``."""
+def call(given: Sequence[Any], address: Address = Tensor.data_ptr) -> LaneCall:
+    """The launch of ``gated`` of what it is given."""
+    sums, share, w1, b1, w2, b2, activation, gate = given
     pictures, parts, channels = sums.shape
     shape = Squeeze(channels, w1.shape[0], DTYPES[w1.dtype], activation, gate)
     out = w1.new_empty(pictures, channels)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import ceil
 from typing import Any
 
@@ -14,27 +15,14 @@ from tilestream.kernels.operators.token_mixing import CHUNK, Mixing, kernel
 from tilestream.kernels.parts.tensor_maps import Encode, HeadsMap, MatrixMap
 
 
-def mixed(x: Tensor, *given: Any) -> Tensor:
+def mixed(*given: Any) -> Tensor:
     """``graph.token_mixing.token_mixing`` by its kernel."""
-    return launch(call(x, *given), x.device)[0]
+    return launch(call(given), given[0].device)[0]
 
 
-def call(
-    x: Tensor,
-    gamma: Tensor | None,
-    beta: Tensor | None,
-    eps: float,
-    w1: Tensor,
-    b1: Tensor | None,
-    w2: Tensor,
-    b2: Tensor | None,
-    activation: str,
-    normed: bool,
-    residual: Tensor | None,
-    address: Address = Tensor.data_ptr,
-    encode: Encode = driver.encoded,
-) -> LaneCall:
-    """The launch of ``mixed``."""
+def call(given: Sequence[Any], address: Address = Tensor.data_ptr, encode: Encode = driver.encoded) -> LaneCall:
+    """The launch of ``mixed`` of what it is given."""
+    x, gamma, beta, eps, w1, b1, w2, b2, activation, normed, residual = given
     images, tokens, channels = x.shape
     dtype, hidden = DTYPES[x.dtype], w1.shape[0]
     mixing = Mixing(tokens, hidden, channels, dtype, normed, residual is not None, activation)

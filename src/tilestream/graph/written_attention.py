@@ -19,7 +19,6 @@ from torch.fx.node import map_arg
 from tilestream.graph.attention_masks import FARTHEST
 from tilestream.graph.nodes import aten, behind, packet, value
 from tilestream.graph.rewrites.insert import call
-from tilestream.ir.ways import reached
 
 IN_ORDER = {aten.clone, aten.view, aten._unsafe_view, aten.reshape, aten.alias, aten.detach, aten.expand}
 """What leaves elements in their order, if it leaves as many."""
@@ -213,20 +212,6 @@ def _is_known(node: fx.Node) -> bool:
 
 def _keeps_size(node: fx.Node) -> bool:
     return _size(node) == _size(node.args[0]) > 0
-
-
-def subgraph(site: Written, result: fx.Node) -> fx.GraphModule:
-    """The attention by itself, as the model has it: a function of ``site.leaves``, which keep their values."""
-    graph, own = fx.Graph(), {}
-    for leaf in site.leaves:
-        own[leaf] = graph.placeholder(leaf.name)
-        own[leaf].meta = {"val": leaf.meta["val"]}
-    inside = reached([result], lambda n: () if n in own else n.all_input_nodes).difference(own)
-    for node in site.last.graph.nodes:
-        if node in inside:
-            own[node] = graph.node_copy(node, own.__getitem__)
-    graph.output((own[result],))
-    return fx.GraphModule({}, graph)
 
 
 def described(gm: fx.GraphModule) -> list[Any]:

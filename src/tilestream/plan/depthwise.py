@@ -10,14 +10,12 @@ from torch import fx
 from tilestream.devices import Device
 from tilestream.graph.costs.work import size
 from tilestream.graph.depthwise import TAKEN, Site, site_of
-from tilestream.graph.nodes import value
 from tilestream.graph.sizes import hint
 from tilestream.kernels.costs import Amount, Counts
 from tilestream.kernels.operators.depthwise import Depthwise, Tile
 from tilestream.kernels.operators.grouped import cycles, kernel, tile_of
 from tilestream.options import Options
 from tilestream.plan.replacement import Replacement, dram, launch
-from tilestream.plan.values import Moved
 from tilestream.simulator.library import Stream
 
 TAP, OUTPUT, INPUT = 4.7, 6.0, 16.0
@@ -120,11 +118,3 @@ def work_of(node: fx.Node) -> Stream:
     tile = Tile(*given[8])
     lanes = hint(x.shape[0]) * tile.tiles(conv) * conv.channels / 2
     return Stream(float(size(made)), slots=lanes * tile.slots(conv), touched=2.0 * (size(x) + size(made)))
-
-
-def moved_by(node: fx.Node) -> Moved:
-    """Bytes that a call reads and writes, by value."""
-    read = [(n.name, fake) for n in node.all_input_nodes if (fake := value(n)) is not None]
-    written = node.meta["val"]
-    taken = tuple((name, size(fake) * fake.element_size()) for name, fake in read)
-    return Moved(taken, ((node.name, float(sum(size(t) * t.element_size() for t in written))),))

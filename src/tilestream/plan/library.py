@@ -6,9 +6,10 @@ A kernel is one operator that Inductor leaves to others, or operators that it fu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import ceil, prod
+from typing import Any
 
 import torch
 from torch import fx
@@ -53,6 +54,13 @@ QUERIES = 128
 """Of one tile of fused attention."""
 TENSOR_DTYPES = ("bf16", "f16", "f32")
 OWN_REDUCTIONS = ("scatter_fill", "scatter_reduce")
+OURS: dict[Any, Callable[[fx.Node], Stream]] = {
+    **dict.fromkeys(interaction.TARGETS, interaction.work_of),
+    DEPTHWISE: depthwise.work_of,
+    TOKEN_MIXING: token_mixing.work_of,
+    SQUEEZE: squeeze.work_of,
+}
+"""What the simulator runs for a call of an operator of ours."""
 POINTWISE_CAT = 8
 """Parts up to which Inductor computes a concatenation; of more, each part's kernel writes where it belongs."""
 
@@ -63,7 +71,7 @@ def alone(node: fx.Node) -> bool:
     Products and attention are libraries'; some additions by an index are PyTorch's (``plan.indexed``); a sum over rows
     goes over its operand the other way. A concatenation of many parts is memory that others write into.
     """
-    if node.target in (*interaction.TARGETS, *messages.TARGETS, DEPTHWISE, TOKEN_MIXING, SQUEEZE, STEP):
+    if node.target in (*OURS, *messages.TARGETS, STEP):
         return True
     summed, over_rows = reduced(node)
     own = scatters(node) and not by_atomics(node)
@@ -90,14 +98,9 @@ def kernels(nodes: Sequence[fx.Node], readers: Readers, tf32: bool) -> tuple[Ker
         tf32: whether tensor cores take float32 products.
     """
     first = nodes[0]
-    if first.target in interaction.TARGETS:
-        return (_kernel((first,), interaction.work_of(first), interaction.moved_by(first)),)
-    if first.target is DEPTHWISE:
-        return (_kernel((first,), depthwise.work_of(first), depthwise.moved_by(first)),)
-    touched = moved(nodes, readers)
-    if first.target in (TOKEN_MIXING, SQUEEZE):
-        work_of = token_mixing.work_of if first.target is TOKEN_MIXING else squeeze.work_of
-        return (_kernel((first,), work_of(first), touched),)
+    touched = interaction.moved_by(first) if first.target in interaction.TARGETS else moved(nodes, readers)
+    if first.target in OURS:
+        return (_kernel((first,), OURS[first.target](first), touched),)
     if (site := site_of(first)) is not None:
         return (_kernel((first,), depthwise.library_work(site), touched),)
     if first.target in messages.TARGETS:

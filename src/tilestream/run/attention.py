@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,7 +14,8 @@ from torch.utils._pytree import tree_map_only
 
 from tilestream.announce import announced
 from tilestream.graph.real import real
-from tilestream.graph.rewrites.shared_keys import MASKS, given_to, is_attention
+from tilestream.graph.rewrites.insert import call
+from tilestream.graph.rewrites.shared_keys import MASKS, given_to, is_attention, take_over
 from tilestream.graph.settled import settle
 from tilestream.options import Options
 from tilestream.plan.chooser import alternative, choose
@@ -80,20 +82,45 @@ class Alternative:
         name: of the choice.
         instead: what becomes of an attention for which there is an exception of ours, for its announcement.
         fits: whether the kernel can do what a node does, whose sizes are then known.
-        ours: the kernel, in the place of a node: of its query, key, value and mask, if it has one.
-        replace: puts it in the place of an attention; whether it could.
+        ours: the kernel, in the place of a node, of its query, key, value and mask, if it has one. Its first argument
+            calls an operator, or puts it into the node's graph: then operands and result are nodes.
         on_reference: whether the reference machine, which was asked for, takes it untimed.
     """
 
     name: str
     instead: str
     fits: Callable[[fx.Node], bool]
-    ours: Callable[..., Tensor]
-    replace: Callable[[fx.Node], bool]
+    ours: Callable[..., Any]
     on_reference: bool = False
 
+    def replace(self, node: fx.Node) -> bool:
+        """Put it in the place of an attention; whether it was: the result must lie as it lay before, since views of it
+        are taken."""
+        given, last = given_to(node), node.prev
+        with node.graph.inserting_before(node):
+            made = self.ours(partial(call, node), node, *(given[name] for name in _operands(given)))
+        if not _lie_alike(made.meta["val"], node.meta["val"][0]):
+            while node.prev is not last:
+                node.graph.erase_node(node.prev)
+            return False
+        take_over(node, made)
+        return True
 
-def attention_trial(node: fx.Node, ours: Callable[..., Tensor]) -> Trial:
+
+def _lie_alike(a: Tensor, b: Tensor) -> bool:
+    return all(n == 1 or x == y for n, x, y in zip(a.shape, a.stride(), b.stride(), strict=True))
+
+
+def fake_of(x: Tensor | fx.Node) -> Tensor:
+    """An operand of ``Alternative.ours``, or the value of a node that is one."""
+    return x if isinstance(x, Tensor) else x.meta["val"]
+
+
+def _called(target: Any, *args: Any, **kwargs: Any) -> Any:
+    return target(*args, **kwargs)
+
+
+def attention_trial(node: fx.Node, ours: Callable[..., Any]) -> Trial:
     """An attention as a graph has it and ``ours``, on random tensors like its operands; held to what it means."""
     given = given_to(node)
     names = _operands(given)
@@ -110,7 +137,7 @@ def attention_trial(node: fx.Node, ours: Callable[..., Tensor]) -> Trial:
         shared = query.shape[1] != key.shape[1]
         return [torch.nn.functional.scaled_dot_product_attention(query, key, value, mask, enable_gqa=shared, **named)]
 
-    return Trial.of_two("attention", make, lambda *values: [ours(node, *values)], library, plain)
+    return Trial.of_two("attention", make, lambda *values: [ours(_called, node, *values)], library, plain)
 
 
 def replace_attention(graph: fx.GraphModule, by: Alternative, options: Options, target: Target) -> int:

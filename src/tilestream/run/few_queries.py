@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, fx
 
 from tilestream.graph.nodes import value
 from tilestream.graph.own import operator
-from tilestream.graph.rewrites.insert import call
-from tilestream.graph.rewrites.shared_keys import given_to, mask_given, operands_of, scale_of, take_over
+from tilestream.graph.rewrites.shared_keys import given_to, mask_given, operands_of, scale_of
 from tilestream.kernels.operators.few_queries import FEATURES, MOST_QUERIES
-from tilestream.run.attention import Alternative
+from tilestream.run.attention import Alternative, fake_of
 
 aten = torch.ops.aten
 
@@ -50,23 +51,11 @@ def _is_alike(mask: Tensor) -> bool:
     return mask.dim() == 4 and (mask.shape[2] == 1 or mask.stride(2) == 0)
 
 
-def _ours(node: fx.Node, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
-    if mask is not None and mask.dim() == 2:
-        mask = mask.reshape(1, 1, 1, -1)
-    return FEW_QUERIES(query, key, value, mask, scale_of(node))
+def _ours(do: Any, node: fx.Node, query: Any, key: Any, values: Any, mask: Any = None) -> Any:
+    if mask is not None and fake_of(mask).dim() == 2:
+        mask = do(aten.reshape.default, mask, [1, 1, 1, -1])
+    return do(FEW_QUERIES, query, key, values, mask, scale_of(node))
 
 
-def _replace(node: fx.Node) -> bool:
-    mask = mask_given(given_to(node))
-    with node.graph.inserting_before(node):
-        if mask is not None and mask.meta["val"].dim() == 2:
-            mask = call(node, aten.reshape.default, mask, [1, 1, 1, -1])
-        made = call(node, FEW_QUERIES, *operands_of(node), mask, scale_of(node))
-    take_over(node, made)
-    return True
-
-
-STREAMED = Alternative(
-    "attention of few queries", "attention goes to the library", fits, _ours, _replace, on_reference=True
-)
+STREAMED = Alternative("attention of few queries", "attention goes to the library", fits, _ours, on_reference=True)
 """Our kernel, in graphs behind ``share_keys``."""

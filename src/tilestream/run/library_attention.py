@@ -12,12 +12,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import fx
 
 from tilestream.graph.nodes import value
-from tilestream.graph.rewrites.insert import call
-from tilestream.graph.rewrites.shared_keys import given_to, mask_given, operands_of, take_over
-from tilestream.run.attention import Alternative
+from tilestream.graph.rewrites.shared_keys import given_to, mask_given, operands_of
+from tilestream.run.attention import Alternative, fake_of
 
 aten = torch.ops.aten
 CUDNN = aten._scaled_dot_product_cudnn_attention.default
@@ -57,28 +56,10 @@ def _features(node: fx.Node, instead_of: tuple[Any, ...], shared: bool = False) 
     return features if fitting and batch * heads * queries * positions <= MOST_SCORES else 0
 
 
-def _flash(node: fx.Node, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+def _flash(do: Any, node: fx.Node, query: Any, key: Any, values: Any) -> Any:
     given = given_to(node)
-    return FLASH(query, key, value, 0.0, bool(given.get("is_causal")), scale=given.get("scale"))[0]
-
-
-def _replace_by_flash(node: fx.Node) -> bool:
-    given = given_to(node)
-    return _put(node, FLASH, *operands_of(node), 0.0, bool(given.get("is_causal")), scale=given.get("scale"))
-
-
-def _put(node: fx.Node, kernel: Any, *args: Any, **kwargs: Any) -> bool:
-    """Whether it was: the result must lie as it lay before, since views of it are taken."""
-    last = node.prev
-    with node.graph.inserting_before(node):
-        made = call(node, kernel, *args, **kwargs)
-        result: Any = call(node, operator.getitem, made, 0)
-    if result.meta["val"].stride() != node.meta["val"][0].stride():
-        while node.prev is not last:
-            node.graph.erase_node(node.prev)
-        return False
-    take_over(node, result)
-    return True
+    made = do(FLASH, query, key, values, 0.0, bool(given.get("is_causal")), scale=given.get("scale"))
+    return do(operator.getitem, made, 0)
 
 
 def fits_efficient(node: fx.Node) -> bool:
@@ -96,9 +77,10 @@ def fits_efficient(node: fx.Node) -> bool:
     )
 
 
-def _added(mask: Any, sizes: list[int], do: Callable[..., Any]) -> Any:
-    """A mask as the kernel reads it: expanded, in rows that start on 16 bytes. ``do`` calls an operator."""
-    fake = mask if isinstance(mask, Tensor) else mask.meta["val"]
+def added_to(mask: Any, sizes: list[int], do: Callable[..., Any]) -> Any:
+    """What is added to scores ``[B, H, Q, K]``, as the memory-efficient kernel reads it: expanded, in rows that start
+    on 16 bytes. ``do`` calls an operator."""
+    fake = fake_of(mask)
     keys = fake.shape[-1]
     if fake.stride(-1) != 1 or any(n % ALIGNED for n in fake.stride()[:-1]):
         if keys == 1:  # a column for all keys
@@ -108,40 +90,17 @@ def _added(mask: Any, sizes: list[int], do: Callable[..., Any]) -> Any:
     return do(aten.expand.default, mask, sizes)
 
 
-def added_to(node: fx.Node, added: fx.Node, sizes: list[int]) -> fx.Node:
-    """What is added to scores ``[B, H, Q, K]``, as the memory-efficient kernel reads it; nodes are like ``node``."""
-    return _added(added, sizes, lambda op, *args: call(node, op, *args))
-
-
-def _sizes(query: Tensor, key: Tensor) -> list[int]:
-    return [*query.shape[:3], key.shape[2]]
-
-
-def _efficient(node: fx.Node, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
-    given = given_to(node)
-    added = None if mask is None else _added(mask, _sizes(query, key), lambda op, *args: op(*args))
+def _efficient(do: Any, node: fx.Node, query: Any, key: Any, values: Any, mask: Any = None) -> Any:
+    given, sizes = given_to(node), [*fake_of(query).shape[:3], fake_of(key).shape[2]]
+    added = None if mask is None else added_to(mask, sizes, do)
     causal = bool(given.get("is_causal"))
-    return EFFICIENT(query, key, value, added, False, 0.0, causal, scale=given.get("scale"))[0]
+    made = do(EFFICIENT, query, key, values, added, False, 0.0, causal, scale=given.get("scale"))
+    return do(operator.getitem, made, 0)
 
 
-def _replace_by_efficient(node: fx.Node) -> bool:
-    given, operands = given_to(node), operands_of(node)
-    added = mask_given(given)
-    last = node.prev
-    if added is not None:
-        sizes = _sizes(*(n.meta["val"] for n in operands[:2]))
-        with node.graph.inserting_before(node):
-            added = added_to(node, added, sizes)
-    causal = bool(given.get("is_causal"))
-    made = _put(node, EFFICIENT, *operands, added, False, 0.0, causal, scale=given.get("scale"))
-    while not made and node.prev is not last:
-        node.graph.erase_node(node.prev)
-    return made
-
-
-FLASH_ATTENTION = Alternative("flash attention", "attention stays cuDNN's", fits, _flash, _replace_by_flash)
+FLASH_ATTENTION = Alternative("flash attention", "attention stays cuDNN's", fits, _flash)
 """In the place of cuDNN's, wherever it is faster."""
 EFFICIENT_ATTENTION = Alternative(
-    "memory-efficient attention", "attention stays another library's", fits_efficient, _efficient, _replace_by_efficient
+    "memory-efficient attention", "attention stays another library's", fits_efficient, _efficient
 )
 """In the place of either: of windows of 49 tokens of 32 with a bias cuDNN's takes twice its time."""

@@ -7,7 +7,6 @@ import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any
 
 import sympy
 import torch
@@ -15,6 +14,7 @@ from torch import Tensor, fx
 
 from tilestream.graph.nodes import aten
 from tilestream.graph.region import Region
+from tilestream.graph.rewrites.insert import call
 from tilestream.graph.rewrites.table import When, rewrite
 from tilestream.graph.selection import Cut, Partition
 from tilestream.graph.settled import settle
@@ -140,7 +140,7 @@ class Calls:
     def _wide(self, node: fx.Node, launch: GradientLaunch) -> fx.Node:
         """``node`` with further columns up to a width that bulk copies can address: those it is cut from, or zeros."""
         whole, more = launch.whole(node)
-        return self._step(aten.constant_pad_nd.default, whole, [0, more], 0.0) if more else whole
+        return call(whole, aten.constant_pad_nd.default, whole, [0, more], 0.0) if more else whole
 
     def _instead(self, made: Mapping[fx.Node, fx.Node], nodes: Sequence[fx.Node]) -> None:
         """Users of the keys that are none of ``nodes`` get the values."""
@@ -158,18 +158,12 @@ class Calls:
         want = shape[len(shape) - len(have) :]  # without dimensions that a sum keeps
         for dim, (size, most) in enumerate(zip(have, want, strict=True)):
             if size != most:
-                part = self._step(aten.slice.Tensor, part, dim, 0, most)
+                part = call(part, aten.slice.Tensor, part, dim, 0, most)
         if have != want:
-            part = self._step(aten.clone.default, part, memory_format=torch.contiguous_format)
+            part = call(part, aten.clone.default, part, memory_format=torch.contiguous_format)
         if want != shape:
-            part = self._step(aten.reshape.default, part, shape)
+            part = call(part, aten.reshape.default, part, shape)
         return part
-
-    def _step(self, target: Any, node: fx.Node, *args: Any, **keywords: Any) -> fx.Node:
-        step = self._graph.call_function(target, (node, *args), keywords)
-        made = target(node.meta["val"], *args, **keywords)
-        step.meta = {"val": made, "stack_trace": node.meta.get("stack_trace")}
-        return step
 
 
 def results_like(spec: RegionSpec, like: Tensor, known: Mapping[str, Tensor] = MappingProxyType({})) -> list[Tensor]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, fx
 
 from tilestream.devices import Device
 from tilestream.graph.nodes import value
-from tilestream.graph.rewrites.insert import call
-from tilestream.graph.rewrites.shared_keys import given_to, mask_given, operands_of, scale_of, take_over
+from tilestream.graph.rewrites.shared_keys import given_to, mask_given, operands_of, scale_of
 from tilestream.graph.short_attention import SHORT
 from tilestream.ir.dtypes import DTYPES
 from tilestream.kernels.operators.few_keys import Attention
@@ -61,20 +61,9 @@ def fits(node: fx.Node) -> bool:
     )
 
 
-def _ours(node: fx.Node, query: Tensor, key: Tensor, values: Tensor, mask: Tensor | None = None) -> Tensor:
-    return SHORT(query, key, values, [] if mask is None else [mask], scale_of(node), True)
+def _ours(do: Any, node: fx.Node, query: Any, key: Any, values: Any, *mask: Any) -> Any:
+    return do(SHORT, query, key, values, list(mask), scale_of(node), True)
 
 
-def _replace(node: fx.Node) -> bool:
-    mask = mask_given(given_to(node))
-    with node.graph.inserting_before(node):
-        made = call(node, SHORT, *operands_of(node), [] if mask is None else [mask], scale_of(node), True)
-    if made.meta["val"].stride() != node.meta["val"][0].stride():
-        node.graph.erase_node(made)
-        return False
-    take_over(node, made)
-    return True
-
-
-SHORT_ATTENTION = Alternative(NAME, "attention stays a library's", fits, _ours, _replace)
+SHORT_ATTENTION = Alternative(NAME, "attention stays a library's", fits, _ours)
 """Our kernel, in the place of whichever library's there is."""

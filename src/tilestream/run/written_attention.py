@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import Tensor, fx
 from tilestream.announce import announced
 from tilestream.devices import Device
 from tilestream.graph.modules import copied
+from tilestream.graph.region import extract
 from tilestream.graph.rewrites.insert import call
 from tilestream.graph.settled import settle
 from tilestream.graph.short_attention import SHORT
@@ -21,7 +23,6 @@ from tilestream.graph.written_attention import (
     described,
     fuse,
     reads_rows,
-    subgraph,
     term,
     terms,
     written_at,
@@ -90,7 +91,7 @@ def put(site: Written, name: str) -> None:
     def library(*operands: fx.Node) -> fx.Node:
         kernel, arguments = KERNELS[name]
         whole, scale = added(site)
-        whole = None if whole is None else added_to(site.last, whole, site.sizes)
+        whole = None if whole is None else added_to(whole, site.sizes, partial(call, site.last))
         return call(site.last, operator.getitem, call(site.last, kernel, *operands, *arguments(whole), scale=scale), 0)
 
     def ours(*operands: fx.Node) -> fx.Node:
@@ -118,9 +119,10 @@ def question(site: Written, target: Target) -> Question:
     our_us = _our_us(site, target.hardware)
 
     def decides() -> list[Any]:
-        fakes = [n.meta["val"] for n in site.leaves]
+        whole, arguments = _whole(site)
+        fakes = [n.meta["val"] for n in arguments]
         layouts = [[str(x) for x in (*f.shape, *f.stride(), f.dtype)] for f in fakes]
-        return ["written attention", described(_end(site)[1]), layouts]
+        return ["written attention", described(whole), layouts]
 
     def propose() -> list[Candidate]:
         ours = [] if our_us is None else [Candidate(OURS, None, our_us, operator=OURS)]
@@ -130,12 +132,12 @@ def question(site: Written, target: Target) -> Question:
     return Question("written attention", 0, target.hardware, decides, propose)
 
 
-def _end(site: Written) -> tuple[fx.Node, fx.GraphModule]:
-    """The copy of the result that others read, if there is one, and all of the attention up to there."""
+def _whole(site: Written) -> tuple[fx.GraphModule, Sequence[fx.Node]]:
+    """The attention by itself, up to the copy of the result that others read, if there is one; and its arguments."""
     end = site.results[0]
     while len(end.users) == 1 and (user := next(iter(end.users))).op == "call_function" and _is_copy(user):
         end = user
-    return end, subgraph(site, end)
+    return extract(site.last.graph.owning_module, (end,), site.leaves)  # pyright: ignore[reportArgumentType]
 
 
 def _is_copy(node: fx.Node) -> bool:
@@ -144,11 +146,10 @@ def _is_copy(node: fx.Node) -> bool:
 
 def trial(site: Written) -> Trial:
     """The attention as it is written, and by each kernel, on random tensors like its operands."""
-    _, whole = _end(site)
-    fakes = [n.meta["val"] for n in site.leaves]
+    whole, arguments = _whole(site)
 
     def make() -> list[Tensor]:
-        return [random_tensor(fake) for fake in fakes]
+        return [random_tensor(n.meta["val"]) for n in arguments]
 
     def call(candidate: Candidate, values: Sequence[Tensor]) -> Callable[[], Sequence[Tensor]]:
         own = copied(whole)
