@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import re
 from collections.abc import Iterator
@@ -55,7 +56,10 @@ def _modules() -> dict[str, Path]:
     return found
 
 
-GRAPH = {name: sorted(set(imports(path)) - {name}) for name, path in _modules().items()}
+@functools.cache  # not at the top: every process that collects the tests would read the whole package
+def graph() -> dict[str, list[str]]:
+    """By module, those that it imports."""
+    return {name: sorted(set(imports(path)) - {name}) for name, path in _modules().items()}
 
 
 def test_the_root_holds_seven_modules() -> None:
@@ -70,7 +74,7 @@ def test_every_room_has_a_floor() -> None:
 def test_imports_point_down() -> None:
     floor = {room: level for level, rooms in enumerate(ROOMS) for room in rooms}
     wrong = []
-    for module, targets in GRAPH.items():
+    for module, targets in graph().items():
         room = module.split(".")[1] if "." in module else "__init__"
         for target in targets:
             other = target.split(".")[1] if "." in target else "__init__"
@@ -82,7 +86,7 @@ def test_imports_point_down() -> None:
 
 
 def test_only_the_upper_floors_read_the_users_page() -> None:
-    readers = {module.split(".")[1] for module, targets in GRAPH.items() if "tilestream" in targets and "." in module}
+    readers = {module.split(".")[1] for module, targets in graph().items() if "tilestream" in targets and "." in module}
     assert readers <= {"bench", "cli"}
 
 
@@ -93,11 +97,11 @@ def test_nothing_imports_itself_through_others() -> None:
         if module in path:
             pytest.fail(" -> ".join((*path[path.index(module) :], module)))
         if module not in finished:
-            for target in GRAPH[module]:
+            for target in graph()[module]:
                 visit(target, (*path, module))
             finished.add(module)
 
-    for module in GRAPH:
+    for module in graph():
         if module != "tilestream":
             visit(module, ())
 
@@ -107,7 +111,7 @@ def test_the_drawing_of_the_house_is_true() -> None:
     arrows lead to; the two lowest floors, which all rooms read, and the root are left out."""
     low = {"errors", "interrupts", "announce", "files", "options", "__init__", "__main__"}
     reads: dict[str, set[str]] = {}
-    for module, targets in GRAPH.items():
+    for module, targets in graph().items():
         rooms = {target.split(".")[1] for target in targets if "." in target} - low
         if "." in module and (room := module.split(".")[1]) not in low:
             reads[room] = reads.get(room, set()) | rooms - {room}
@@ -131,6 +135,6 @@ def test_no_file_is_over_500_lines() -> None:
 
 @pytest.mark.smoke
 def test_every_module_can_be_imported() -> None:
-    for module in GRAPH:
+    for module in graph():
         if not module.endswith("__main__"):
             importlib.import_module(module)
