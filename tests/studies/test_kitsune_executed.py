@@ -8,6 +8,7 @@ from functools import cache
 import pytest
 import torch
 from small_models import SIZES, Case, small
+from table2_graphs import published
 
 from tilestream import devices
 from tilestream.graph.costs.table import Kind
@@ -23,7 +24,7 @@ from tilestream.studies.kitsune.designs import PIPELINE, Design, Library, select
 from tilestream.studies.kitsune.execute import run
 from tilestream.studies.kitsune.record import Mode
 
-pytestmark = pytest.mark.xdist_group("kitsune executed")  # one process has what is captured
+pytestmark = pytest.mark.xdist_group("kitsune")  # one process has what is captured
 A100 = devices.get("a100+kitsune")
 MODES: tuple[Mode, ...] = ("inference", "training")
 TEN = [(app, mode) for app in SIZES for mode in MODES]
@@ -163,7 +164,7 @@ TABLE_2 = [
 
 @pytest.mark.parametrize(("app", "mode"), TABLE_2)
 def test_pipelines_of_published_sizes_are_legal_and_are_what_was_designed(app: str, mode: Mode) -> None:
-    graph = capture(app, mode=mode)
+    graph = published(app, mode)
     for chosen in (select_spatial, select_deep):
         made = chosen(Design(graph, A100, "deep", Selection((), ())))
         for change in PIPELINE[:-1]:  # all but the choice of tiles, which takes seconds
