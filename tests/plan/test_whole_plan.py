@@ -317,9 +317,9 @@ def test_every_command_predicts_the_same(strategy: str, blocks: str, tmp_path: P
 
 @pytest.mark.early
 def test_every_command_predicts_the_same_of_a_named_model_and_of_training(blocks: str, tmp_path: Path) -> None:
-    (us,) = _figures(tmp_path, "nerf", "auto", "--rows", "4096")
-    benched = _json(tmp_path, "bench", "nerf", "--rows", "4096", "--target", "reference")
+    (us,) = _figures(tmp_path, "nerf", "auto", "--rows", "1024")
+    benched = _json(tmp_path, "bench", "nerf", "--rows", "1024", "--target", "reference")
     assert benched["predictions"]["h200"]["auto"] == us
-    (trained,) = _figures(tmp_path, "nerf", "auto", "--rows", "4096", "--mode", "training")
+    (trained,) = _figures(tmp_path, "nerf", "auto", "--rows", "1024", "--mode", "training")
     assert trained > 2 * us
     assert len(_figures(tmp_path, blocks, "auto", "--mode", "training")) == 1

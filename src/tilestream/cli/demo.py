@@ -66,7 +66,8 @@ def run(folder: Path, rows: int, out: Console, progress: Progress) -> dict[str, 
 
     out.print(Rule("5. Predictions, microseconds", align="left"))
     progress("predicting times for an H200 and an A100")
-    times = {n: bench.predictions(_planned_for(n), ("h200", "a100")) for n in (rows, SMALL_ROWS)}
+    planned = {rows: analysis, SMALL_ROWS: _planned_for(SMALL_ROWS)}
+    times = {n: bench.predictions(of, ("h200", "a100")) for n, of in planned.items()}
     out.print("The simulator's, for the whole model:", _table(_prediction_rows(times)))
     simulation = Simulation.of(analysis, progress)
     out.print(simulation)
