@@ -20,9 +20,7 @@ def test_a_histogram_says_mean_largest_and_steps() -> None:
     assert lengths.steps_together(8, 1) == 14 and lengths.steps_together(8, 12) == pytest.approx(5, rel=0.5)
     assert lengths.told() == "mean 6.4, largest 40"
     assert Lengths.equal(3, 10).counts == ((3, 2), (4, 1))
-    assert Lengths.up_to(4, 20, 11).told() == "mean 5.0, largest 11, assumed all but the largest equal"
-    with pytest.raises(InputError, match="the largest has 3"):
-        Lengths.up_to(4, 20, 3)
+    assert Lengths.equal(4, 20).told() == "mean 5.0, largest 5, assumed all equal"
     with pytest.raises(InputError, match="never fall"):
         Lengths.of([1, -1])
 

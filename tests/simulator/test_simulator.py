@@ -167,7 +167,7 @@ def test_a_large_batch_is_quick_and_the_steady_state_is_said(compiled):
     begun = time.process_time()  # of the processor: others may use the machine too
     run = simulate(p, rows, H200, most_steps=20_000)
     assert time.process_time() - begun < 5
-    assert not run.exact and "steady rate" in run.note and run.simulated_rows < rows
+    assert not run.exact and "steady rate" in run.note and int(run.note.split()[0]) < rows
     assert run.time_us == pytest.approx(simulate(p, rows // 8, H200).time_us * 8, rel=0.05)
 
 
@@ -183,7 +183,7 @@ def test_extrapolation_agrees_with_the_whole_simulation():
     rows = 262_144
     p = planned(chain(8), rows, "spatial")
     whole = simulate(p, rows, H200)
-    assert whole.exact and whole.simulated_rows == rows
+    assert whole.exact and not whole.note
     part = simulate(p, rows, H200, most_steps=int(len(whole.spans) / 2))
     assert part.time_us == pytest.approx(whole.time_us, rel=0.03)
 

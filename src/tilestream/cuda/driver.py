@@ -335,40 +335,30 @@ def encoded(m: AnyMap) -> bytes:
             *whole,
         )
         what = f"pictures {m.sizes} {m.dtype}"
-    elif isinstance(m, HeadsMap):
-        made = d.cuTensorMapEncodeTiled(
-            type_,
-            4,
-            m.address,
-            [d.cuuint64_t(n) for n in m.sizes],
-            [d.cuuint64_t(n) for n in m.strides],
-            [d.cuuint32_t(n) for n in (128 // element, m.box_rows, 1, 1)],
-            [d.cuuint32_t(1)] * 4,
-            apart,
-            swizzle,
-            *whole,
-        )
-        what = f"heads {m.sizes} {m.dtype}"
     else:
-        what = f"{m.rows} x {m.columns} {m.dtype}"
-        for said, size in (("it starts at byte", m.address), ("its rows are so many bytes apart:", m.row_bytes)):
-            if size % 16:
-                raise DeviceError(
-                    f"tensor map of {what}: {said} {size} = 16 x {size // 16} + {size % 16}, and bulk"
-                    " copies start on multiples of 16",
-                    "report it with the pipeline",
-                )
-        box_columns = m.box_columns or 128 // element
+        if isinstance(m, HeadsMap):
+            what = f"heads {m.sizes} {m.dtype}"
+            sizes, strides, box = m.sizes, m.strides, (128 // element, m.box_rows, 1, 1)
+        else:
+            what = f"{m.rows} x {m.columns} {m.dtype}"
+            sizes, strides, box = (m.columns, m.rows), (m.row_bytes,), (m.box_columns or 128 // element, m.box_rows)
+            for said, size in (("it starts at byte", m.address), ("its rows are so many bytes apart:", m.row_bytes)):
+                if size % 16:
+                    raise DeviceError(
+                        f"tensor map of {what}: {said} {size} = 16 x {size // 16} + {size % 16}, and bulk"
+                        " copies start on multiples of 16",
+                        "report it with the pipeline",
+                    )
         made = d.cuTensorMapEncodeTiled(
             type_,
-            2,
+            len(sizes),
             m.address,
-            [d.cuuint64_t(m.columns), d.cuuint64_t(m.rows)],
-            [d.cuuint64_t(m.row_bytes)],
-            [d.cuuint32_t(box_columns), d.cuuint32_t(m.box_rows)],
-            [d.cuuint32_t(1), d.cuuint32_t(1)],
+            [d.cuuint64_t(n) for n in sizes],
+            [d.cuuint64_t(n) for n in strides],
+            [d.cuuint32_t(n) for n in box],
+            [d.cuuint32_t(1)] * len(sizes),
             apart,
-            swizzle if box_columns * element == 128 else swizzles.CU_TENSOR_MAP_SWIZZLE_NONE,
+            swizzle if box[0] * element == 128 else swizzles.CU_TENSOR_MAP_SWIZZLE_NONE,
             *whole,
         )
     words = check(made, f"tensor map of {what}").opaque

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tilestream.cuda import driver
-from tilestream.cuda.beside import Address, LaneCall, LaneKernel, launch
+from tilestream.cuda.beside import Address, LaneCall, LaneKernel, launch, text_of
 from tilestream.cuda.heads import LOG2_E, by_copies, heads_map
 from tilestream.ir.dtypes import DTYPES
 from tilestream.kernels.parts.mma import by_rows, specialisation
@@ -102,12 +102,9 @@ def attention_kernel(features: int, dtype: str = "bf16") -> LaneKernel:
     blocks, chunks = features // 8, -(-features // TILE)
     defines = {"DTYPE": dtype, "FEATURES": features, "STAGES": STAGES, "RESIDENT": 2 if chunks == 1 else 1}
     made = [specialisation(dtype, TILE // 8), by_rows(dtype, blocks)]
-    text = ['#include "ptx.cuh"', '#include "math.cuh"', '#include "tile.cuh"']
-    text += [f"#define {name} {value}" for name, value in defines.items()]
-    text += ["namespace ts {", "#ifndef TS_HOST", *made, "#endif", "}", ATTENTION.text]
-    text += ['#include "masked_attention.cuh"', ""]
+    text = text_of("masked_attention.cuh", ATTENTION, defines, products=made)
     shared = TILE * 128 * chunks * (2 + 2 * STAGES) + 20 * STAGES + 16
-    return LaneKernel(NAME, "\n".join(text), ATTENTION, ATTENTION_WARPS, shared, warpgroups=2)
+    return LaneKernel(NAME, text, ATTENTION, ATTENTION_WARPS, shared, warpgroups=2)
 
 
 def tiles_call(

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, fx
 
 from tilestream.graph.convolutions import FIRST, LAST
-from tilestream.graph.nodes import argument, aten, first_alone, number, packet, value
-from tilestream.graph.own import activated, operator
+from tilestream.graph.nodes import argument, aten, first_alone, packet, value
+from tilestream.graph.own import activated, activation_of, operator
 from tilestream.graph.sizes import hint
 from tilestream.ir.dtypes import DTYPES
 from tilestream.kernels.operators.depthwise import ACTIVATIONS, MOST_CHANNELS, MOST_KERNEL, Depthwise
@@ -102,7 +102,7 @@ def site_of(node: fx.Node) -> Site | None:
     stride = int(_pair(argument(node, 3, "stride"))[0])
     norm, last = _norm_behind(node)
     activation = "none"
-    if (user := _only_user(last)) is not None and (found := _activation(user)) != "none":
+    if (user := _only_user(last)) is not None and (found := activation_of(user)) in ACTIVATIONS:
         activation, last = found, user
     means = tuple(n for n in last.users if _is_mean(n))
     conv = Depthwise(
@@ -154,16 +154,6 @@ def _norm_behind(node: fx.Node) -> tuple[fx.Node | None, fx.Node]:
     given = all(isinstance(v, fx.Node) and v.op in ("placeholder", "get_attr") for v in norm.args[1:5])
     part = _only_user(norm)
     return (norm, part) if given and part is not None else (None, node)
-
-
-def _activation(node: fx.Node) -> str:
-    """Which of ``ACTIVATIONS`` a node is; ``none`` of another operator."""
-    kind = getattr(packet(node), "__name__", "")
-    if kind == "gelu" and argument(node, 1, "approximate", "none") != "none":
-        return "none"
-    if kind == "hardtanh":
-        return "relu6" if (number(node, 1, "min", -1), number(node, 2, "max", 1)) == (0, 6) else "none"
-    return kind if kind in ACTIVATIONS else "none"
 
 
 def _is_mean(node: fx.Node) -> bool:

@@ -16,7 +16,7 @@ from torch import fx
 
 from tilestream.graph.gradients import aliases
 from tilestream.graph.live import Live, tensor_bytes
-from tilestream.graph.nodes import aten, is_product, is_view, packet, value
+from tilestream.graph.nodes import DERIVATIVES, aten, is_product, is_view, packet, value
 from tilestream.ir.ways import reached
 
 MOST_RESULTS = 3
@@ -26,11 +26,6 @@ SMALL_BYTES = 64 * 2**20
 """What a region may make however many gradients that is: a cut costs microseconds, and saves no more than this."""
 CHAIN_WIDTH = 128
 """Columns of the layers that backward chains are made of (``kernels.gradients``)."""
-_DERIVATIVES = {
-    aten.threshold_backward, aten.hardtanh_backward, aten.sigmoid_backward, aten.tanh_backward, aten.silu_backward,
-    aten.gelu_backward, aten.elu_backward, aten.leaky_relu_backward, aten.softplus_backward, aten.hardsigmoid_backward,
-    aten.hardswish_backward, aten.mish_backward,
-}  # fmt: skip
 _MADE_AGAIN = {
     aten.gelu, aten.silu, aten.elu, aten.leaky_relu, aten.softplus, aten.hardsigmoid, aten.hardswish, aten.hardtanh,
 }  # fmt: skip
@@ -139,7 +134,7 @@ def _on_chip(group: Sequence[fx.Node]) -> bool:
         if is_view(node):
             continue
         added = packet(node) is aten.add and k > last
-        if (packet(node) not in {aten.mm, *_DERIVATIVES, *_MADE_AGAIN} and not added) or made is None:
+        if (packet(node) not in {aten.mm, *DERIVATIVES, *_MADE_AGAIN} and not added) or made is None:
             return False
         columns = [f.shape[-1] for n in (node, *node.all_input_nodes) if (f := value(n)) is not None]
         if not all(isinstance(n, int) and n <= CHAIN_WIDTH and n % 8 == 0 for n in columns):

@@ -31,6 +31,12 @@ RESHAPES = (aten.view, aten._unsafe_view, aten.reshape)
 GATHERS = {aten.index, aten.index_select, aten.embedding}
 """Operators that take rows through an index."""
 
+DERIVATIVES = {
+    aten.threshold_backward, aten.hardtanh_backward, aten.sigmoid_backward, aten.tanh_backward, aten.silu_backward,
+    aten.gelu_backward, aten.elu_backward, aten.leaky_relu_backward, aten.softplus_backward, aten.hardsigmoid_backward,
+    aten.hardswish_backward, aten.mish_backward,
+}  # fmt: skip
+"""Of activations, element by element. Not all of them are tagged so."""
 ASSERTIONS = {
     aten._assert_scalar,
     aten._assert_async,

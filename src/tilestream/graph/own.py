@@ -8,7 +8,10 @@ from importlib import import_module
 from typing import Any
 
 import torch
+from torch import fx
 from torch.nn import functional
+
+from tilestream.graph.nodes import argument, number, packet
 
 LIBRARY = torch.library.Library("tilestream", "FRAGMENT")
 KERNELS: dict[str, str] = {}
@@ -47,6 +50,16 @@ def activated(kind: str, x: torch.Tensor) -> torch.Tensor:
     if kind == "relu_squared":
         return functional.relu(x).square()
     return x if kind == "none" else getattr(functional, kind)(x)
+
+
+def activation_of(node: fx.Node) -> str:
+    """What ``activated`` calls the activation that a node is; the name of another operator."""
+    kind = getattr(packet(node), "__name__", "")
+    if kind == "gelu" and argument(node, 1, "approximate", "none") == "tanh":
+        return "gelu_tanh"
+    if kind == "hardtanh" and (number(node, 1, "min", -1), number(node, 2, "max", 1)) == (0, 6):
+        return "relu6"
+    return kind
 
 
 @cache

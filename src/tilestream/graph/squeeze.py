@@ -9,7 +9,7 @@ from torch import Tensor, fx
 from torch.nn import functional
 
 from tilestream.graph.nodes import argument, aten, packet, value
-from tilestream.graph.own import activated, operator
+from tilestream.graph.own import activated, activation_of, operator
 from tilestream.graph.rewrites.insert import call
 from tilestream.ir.dtypes import DTYPES
 from tilestream.kernels.operators import squeeze as kernels
@@ -74,7 +74,7 @@ def site_of(mean: fx.Node) -> Site | None:
     if not (_is_layer(first, mean) and _is_layer(second, act)):
         return None
     channels, hidden = (first.args[1].meta["val"].shape[k] for k in (1, 0))  # pyright: ignore
-    kinds = (getattr(packet(n), "__name__", "") for n in (act, last))
+    kinds = map(activation_of, (act, last))
     shape = kernels.Squeeze(channels, hidden, DTYPES[mean.meta["val"].dtype], *kinds)
     back = second.args[1].meta["val"].shape[0] == channels  # pyright: ignore
     return Site(shape, (first, act, second, last)) if back and shape.taken else None

@@ -256,13 +256,15 @@ def _packed_strides(shape: Any) -> list[Any]:
     return strides[: len(shape)]
 
 
-def constant(node: fx.Node) -> float | None:
-    """The number that all elements of a node are, where it is made so."""
+def constant(node: Any) -> float | None:
+    """The number that all elements of a node are, where it is made so; a number itself."""
+    if not isinstance(node, fx.Node):
+        return float(node) if isinstance(node, int | float) else None
     if node.target in (aten.zeros_like.default, aten.zeros.default, aten.new_zeros.default):
         return 0.0
     if node.target in (aten.ones_like.default, aten.ones.default, aten.new_ones.default):
         return 1.0
-    filled = {aten.full: 1, aten.full_like: 1, aten.new_full: 2}.get(packet(node))
+    filled = {aten.scalar_tensor: 0, aten.full: 1, aten.full_like: 1, aten.new_full: 2}.get(packet(node))
     given = None if filled is None else node.args[filled]
     return float(given) if isinstance(given, int | float) else None
 

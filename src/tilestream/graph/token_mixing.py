@@ -27,7 +27,7 @@ from tilestream.graph.nodes import (
     permutation,
     value,
 )
-from tilestream.graph.own import activated, operator
+from tilestream.graph.own import activated, activation_of, operator
 from tilestream.graph.rewrites.insert import call
 from tilestream.graph.settled import settle
 from tilestream.graph.sizes import hint
@@ -124,7 +124,7 @@ def _layers(node: fx.Node, turned: fx.Node, residual: Any) -> Site | None:
     back = _turned(turned, node)
     second = None if back is None else _linear(back)
     act = None if second is None else _alone(second[0])
-    first = None if act is None or not _activation(act) else _linear(act.args[0])
+    first = None if act is None or activation_of(act) not in ACTIVATIONS else _linear(act.args[0])
     forth = None if first is None else _alone(first[0])
     x = None if forth is None else _turned(forth)
     if act is None or first is None or second is None or x is None:
@@ -133,7 +133,7 @@ def _layers(node: fx.Node, turned: fx.Node, residual: Any) -> Site | None:
     if isinstance(before, fx.Node) and packet(before) is aten.native_layer_norm and first_alone(before):
         if len(before.users) == len(x.users) == 1 and isinstance(before.args[0], fx.Node):
             norm, x = before, before.args[0]
-    return _fitting(node, x, norm, first[1:], second[1:], residual, _activation(act))
+    return _fitting(node, x, norm, first[1:], second[1:], residual, activation_of(act))
 
 
 def _fitting(
@@ -197,14 +197,6 @@ def _adds(node: fx.Node) -> bool:
 def _is_vector(node: Any) -> bool:
     fake = value(node)
     return fake is not None and fake.dim() == 1
-
-
-def _activation(node: fx.Node) -> str:
-    """Which of ``ACTIVATIONS`` a node is; empty of another operator."""
-    kind = getattr(packet(node), "__name__", "")
-    if kind == "gelu" and argument(node, 1, "approximate", "none") == "tanh":
-        return "gelu_tanh"
-    return kind if kind in ACTIVATIONS else ""
 
 
 def place(owner: fx.GraphModule, site: Site) -> bool:

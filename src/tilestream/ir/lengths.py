@@ -73,18 +73,6 @@ class Lengths:
             counts[at + step] += moved
         return Lengths(tuple(sorted((n, many) for n, many in counts.items() if many)), assumed)
 
-    @staticmethod
-    def up_to(outer: int, total: int, largest: int) -> Lengths:
-        """One of the ``largest``, the others equal."""
-        if outer < 1 or not total / outer <= largest <= total:
-            raise InputError(
-                f"{total} positions within {outer}, of which the largest has {largest}",
-                "give a largest from their mean to all of them",
-            )
-        counts = Counter(dict(Lengths.equal(outer - 1, total - largest).counts))
-        counts[largest] += 1
-        return Lengths(tuple(sorted(counts.items())), "all but the largest equal")
-
     @cached_property
     def outer(self) -> int:
         return sum(many for _, many in self.counts)

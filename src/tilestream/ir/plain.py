@@ -114,7 +114,7 @@ class _Writer:
     def _written(self, op: TileOp) -> list[TileOp]:
         ways = {
             "load": self._load, "store": self._store, "linear": self._linear, "cat": self._cat, "slice": self._slice,
-            "reduce": self._reduce, "rows": self._max_rows,
+            "reduce": self._reduce, "rows": self._slice,
         }  # fmt: skip
         return ways.get(op.kind, ways.get(OPS[op.kind].family, self._elementwise))(op)
 
@@ -195,6 +195,8 @@ class _Writer:
         return [*made, self._made(op, column, tiles=tuple(parts))]
 
     def _slice(self, op: TileOp) -> list[TileOp]:
+        """Of maxima over rows all columns: which rows of a tile meet, no coordinate says, and where it is made does not
+        depend on it."""
         column = self._new(op)
         at = (ROW, _along(column, int(op.attr("start", 0) or 0)))
         view = View(op.ins[0], at if self._column(op.ins[0]) else at[:1])
@@ -202,11 +204,6 @@ class _Writer:
 
     def _reduce(self, op: TileOp) -> list[TileOp]:
         return [self._made(op, None, tiles=(self._own(op.ins[0]),), combine="max" if op.kind == "max" else "sum")]
-
-    def _max_rows(self, op: TileOp) -> list[TileOp]:
-        """Which rows of a tile meet, no coordinate says: where it is made does not depend on it."""
-        column = self._new(op)
-        return [self._made(op, column, kind="copy", tiles=(View(op.ins[0], (ROW, _along(column))),))]
 
     def _elementwise(self, op: TileOp) -> list[TileOp]:
         """Operands of the result's width under its columns; one column, and vectors of one element, under none."""

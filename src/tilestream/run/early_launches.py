@@ -18,6 +18,7 @@ from torch._inductor import config
 
 from tilestream.graph.live import storage
 from tilestream.graph.nodes import MATMULS, packet
+from tilestream.graph.rewrites.kept import is_written
 from tilestream.graph.rewrites.shared_keys import is_attention
 from tilestream.graph.short_attention import SHORT
 from tilestream.kernels.families import kernel_of
@@ -26,7 +27,6 @@ from tilestream.run.few_queries import FEW_QUERIES
 from tilestream.run.operator import REGION
 from tilestream.run.place import SPEC
 from tilestream.run.spec import RegionSpec, encode
-from tilestream.run.whole import is_written
 
 aten = torch.ops.aten
 

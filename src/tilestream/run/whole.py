@@ -31,7 +31,8 @@ from tilestream.graph.capture import boxed
 from tilestream.graph.costs.flops import of_node
 from tilestream.graph.nodes import value
 from tilestream.graph.real import real
-from tilestream.graph.rewrites.shared_keys import given_to, is_attention
+from tilestream.graph.rewrites.kept import is_written
+from tilestream.graph.rewrites.shared_keys import is_attention
 from tilestream.graph.sizes import hint
 from tilestream.kernels.step.shape import Shape
 from tilestream.options import Options
@@ -399,22 +400,3 @@ def _counts(node: fx.Node) -> bool:
     """Whether an argument is a number that the graph writes, as how full a cache is."""
     fake = node.meta.get("val")
     return isinstance(fake, torch.Tensor) and fake.dtype == torch.int64 and fake.dim() == 0 and is_written(node)
-
-
-def _writes(user: fx.Node, node: fx.Node) -> bool:
-    """Whether a call that writes some of its arguments writes this one."""
-    given = given_to(user)
-    arguments = user.target._schema.arguments  # pyright: ignore[reportAttributeAccessIssue, reportFunctionMemberAccess]
-    written = [given.get(a.name) for a in arguments if a.alias_info and a.alias_info.is_write]
-    return any(node is w or (isinstance(w, (list, tuple)) and node in w) for w in written)
-
-
-def is_written(node: fx.Node) -> bool:
-    """Whether the graph writes into this argument, or into a view of it."""
-    for user in node.users:
-        schema = getattr(user.target, "_schema", None)
-        if schema is not None and schema.is_mutable and _writes(user, node):
-            return True
-        if schema is not None and any(r.alias_info is not None for r in schema.returns) and is_written(user):
-            return True
-    return False

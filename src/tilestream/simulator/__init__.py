@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -33,9 +34,61 @@ from tilestream.simulator.launch import MOST_TILES, LaunchResult
 from tilestream.simulator.launch import simulate as simulate_launch
 from tilestream.simulator.ragged import segments_launch
 from tilestream.simulator.run import LaunchRun, Run, StageRun, run
-from tilestream.simulator.spans import Simulation, Span
 from tilestream.simulator.tables import moved
 from tilestream.simulator.workload import SimLaunch
+
+
+class Span(NamedTuple):
+    """One worker busy with one step: ``tiles`` tiles from number ``tile`` on.
+
+    ``start_us`` to ``end_us`` is the work, from the start of the simulation. ``waited_us`` is how long the worker stood
+    still before it, and ``waited_for`` what most of that was for: the name of a tile (its queue was empty), "dram",
+    "l2", "weights" or "launch". ``held_us`` is how long it then stood still with its result, and ``held_for`` why: the
+    name of a tile and "full" (no room in its queue), or "room" (the word that there is some was on its way).
+    ``slow_us`` is, of the work itself, how long it stood still for rows that were still coming from ``slow_for``:
+    "dram" or "l2". Names are empty where it did not wait.
+    """
+
+    launch: int
+    stage: str
+    replica: int
+    worker: int
+    tile: int
+    tiles: int
+    start_us: float
+    end_us: float
+    waited_us: float = 0.0
+    waited_for: str = ""
+    held_us: float = 0.0
+    held_for: str = ""
+    slow_us: float = 0.0
+    slow_for: str = ""
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """Outcome of a simulated run: time, what every worker did, bytes, utilisation.
+
+    ``launches_us`` are the launches' own times, which add up to ``time_us``. ``spans`` are in order of their start.
+    ``bytes`` are those of each level (``traffic.Traffic.levels``). ``utilisation`` maps every stage to the working
+    share of its SMs while its launch ran, and "tensor", "l2" and "dram" to the share of the device's rate over the
+    whole time. ``exact`` is False where only the first rows were simulated and the rest follows from the steady rate;
+    ``note`` says so, and how many. ``waits_us`` are, of every stage, the microseconds that its CTAs waited for each
+    of ``core.REASONS``, all CTAs together, in the rows that were simulated.
+    """
+
+    pipeline: str
+    device: str
+    rows: int
+    time_us: float
+    launches_us: tuple[float, ...]
+    spans: tuple[Span, ...]
+    bytes: dict[str, int]
+    utilisation: dict[str, float]
+    exact: bool = True
+    note: str = ""
+    waits_us: dict[str, dict[str, float]] = field(default_factory=dict)
+
 
 __all__ = ["LaunchRun", "Run", "Simulation", "Span", "StageRun", "run", "simulate"]
 
@@ -134,7 +187,6 @@ def _by_form(
         (),
         levels_of(pipeline, size),
         {name: min(1.0, busy / seconds) for name, busy in busy_s.items()} if seconds else {},
-        simulated_rows=rows,
         note=f"by the closed form of {form.name}, as a whole",
     )
 
@@ -163,7 +215,6 @@ def _extrapolated(pipeline: Pipeline, rows: int, device: Device, most_steps: int
         launches_us=launches,
         bytes=levels,
         exact=False,
-        simulated_rows=part,
         note=note,
     )
 
@@ -223,7 +274,6 @@ def _ran(
         levels,
         utilisation,
         exact=exact,
-        simulated_rows=rows,
         waits_us=waits_us,
     )
 

@@ -9,13 +9,13 @@ from tilestream.graph.nodes import is_ours
 from tilestream.graph.rewrites.each import each
 from tilestream.graph.rewrites.operators import COPIED, LENT, SEGMENTS, SORTED_INDEX
 from tilestream.graph.rewrites.settings import Settings
+from tilestream.graph.rewrites.shared_keys import given_to
 
 
 def argument_of(index: fx.Node) -> fx.Node | None:
     """The argument of the graph that ``index`` is a view of, or is; None where it is computed, or changed in place."""
     index = storage(index)
-    written = any(getattr(user.target, "_schema", None) is not None and _writes(user, index) for user in index.users)
-    return index if index.op == "placeholder" and not written else None
+    return index if index.op == "placeholder" and not is_written(index) else None
 
 
 @each(SEGMENTS.overloadpacket)
@@ -40,6 +40,20 @@ def _only_read(node: fx.Node) -> bool:
     return all(map(is_ours, node.users))
 
 
-def _writes(user: fx.Node, argument: fx.Node) -> bool:
-    given = zip(user.target._schema.arguments, user.args, strict=False)  # pyright: ignore
-    return any(x is argument and a.alias_info is not None and a.alias_info.is_write for a, x in given)
+def _writes(user: fx.Node, node: fx.Node) -> bool:
+    """Whether a call that writes some of its arguments writes this one."""
+    given = given_to(user)
+    arguments = user.target._schema.arguments  # pyright: ignore[reportAttributeAccessIssue, reportFunctionMemberAccess]
+    written = [given.get(a.name) for a in arguments if a.alias_info and a.alias_info.is_write]
+    return any(node is w or (isinstance(w, (list, tuple)) and node in w) for w in written)
+
+
+def is_written(node: fx.Node) -> bool:
+    """Whether the graph writes into this argument, or into a view of it."""
+    for user in node.users:
+        schema = getattr(user.target, "_schema", None)
+        if schema is not None and schema.is_mutable and _writes(user, node):
+            return True
+        if schema is not None and any(r.alias_info is not None for r in schema.returns) and is_written(user):
+            return True
+    return False

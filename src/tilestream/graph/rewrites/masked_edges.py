@@ -25,6 +25,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.fx.node import map_arg
 from torch.utils._pytree import tree_leaves
 
+from tilestream.graph import nodes
 from tilestream.graph.nodes import ASSERTIONS, MATMULS, Unsupported, argument, arguments, aten, is_result, packet, value
 from tilestream.graph.rewrites.insert import call, size
 from tilestream.graph.rewrites.operators import DROPPED, LOOSE, SEGMENTS
@@ -45,11 +46,6 @@ VIEWS = {
     *(aten.view, aten.reshape, aten.unsqueeze, aten.squeeze, aten.expand, aten.slice, aten.detach, aten.alias),
     *(aten.clone, aten._to_copy, aten.zeros_like, aten.ones_like, aten.full_like, aten.slice_backward),
 }
-GRADIENTS = {
-    *(aten.leaky_relu_backward, aten.threshold_backward, aten.elu_backward, aten.softplus_backward),
-    *(aten.gelu_backward, aten.silu_backward, aten.sigmoid_backward, aten.tanh_backward),
-}
-"""Of operators of each element. Not all of them are tagged so."""
 OVER_FEATURES = {aten.sum, aten.mean, aten.amax, aten.amin}
 PUT = {aten.scatter_add, aten.scatter_reduce, aten.index_add, aten.index_reduce}
 
@@ -179,7 +175,7 @@ class _Kept:
         """An operator that makes each row of rows in its place."""
         kind, fake = packet(node), value(node)
         tags = getattr(node.target, "tags", ())
-        pointwise = kind in GRADIENTS or torch.Tag.pointwise in tags
+        pointwise = kind in nodes.DERIVATIVES or torch.Tag.pointwise in tags
         pointwise = pointwise and torch.Tag.nondeterministic_seeded not in tags
         if fake is None or not read or any(r.dim for r in read):
             raise Unsupported("rows do not come first", node)
