@@ -37,7 +37,7 @@ from tilestream.ir.serialise import pipeline_to_json
 from tilestream.options import Options
 from tilestream.plan.candidates import Candidate, fallback_of
 from tilestream.plan.cost import predict
-from tilestream.plan.passes.cut_vertical import cut_vertical
+from tilestream.plan.passes.cuts import cut_vertical
 from tilestream.plan.passes.verified import apply
 from tilestream.plan.planner import plan
 from tilestream.plan.recipes import Recipe

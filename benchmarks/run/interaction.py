@@ -30,8 +30,8 @@ from tilestream.cuda import interaction as kernels
 from tilestream.graph.interaction.op import interaction, interaction_backward, multiplied, picked, stacked
 from tilestream.plan.interaction import Sizes, ours
 from tilestream.run.backend import tilestream
-from tilestream.run.time_interaction import Operands, operands
 from tilestream.run.timing import Captured, timed_side_by_side
+from tilestream.run.trials import Operands, operands
 
 FEATURES, TABLES, PAIRS = 128, 26, 351
 

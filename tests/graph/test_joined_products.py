@@ -10,10 +10,8 @@ import torch
 from eager_regions import trace
 from torch import Tensor, fx
 
-from tilestream.graph.rewrites.biases import join_biases
-from tilestream.graph.rewrites.factors import open_factors
-from tilestream.graph.rewrites.folded_batches import fold_batches
 from tilestream.graph.rewrites.gelus import join_gelus
+from tilestream.graph.rewrites.normal_form import fold_batches, join_biases, open_factors
 from tilestream.graph.rewrites.padded_products import LEAST_ROWS, pad_products, pads
 from tilestream.graph.rewrites.settings import Settings
 from tilestream.graph.rewrites.table import Run, rewrite

@@ -38,8 +38,7 @@ from tilestream.errors import VerifyError
 from tilestream.ir.pipeline import Pipeline, Queue, Residency, Shard
 from tilestream.ir.taps import Window
 from tilestream.kernels.fits import verify_on
-from tilestream.plan.passes.split_columns import split_columns
-from tilestream.plan.passes.split_spatial import split_spatial
+from tilestream.plan.passes.cuts import split_columns, split_spatial
 
 FUZZ = int(os.environ.get("TILESTREAM_TSAN_FUZZ", "12"))
 CODE = "int main() { return 0; }"

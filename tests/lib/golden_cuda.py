@@ -23,7 +23,7 @@ from tilestream.graph.selection import partition
 from tilestream.ir.launches import cut_at_dram
 from tilestream.ir.pipeline import Pipeline
 from tilestream.kernels.stream.emit import emit
-from tilestream.plan.passes.cut_vertical import cut_vertical
+from tilestream.plan.passes.cuts import cut_vertical
 from tilestream.plan.passes.forms import load_directly
 from tilestream.plan.passes.settings import choose_in_flight, choose_placement, choose_residency
 

@@ -11,7 +11,7 @@ from programs import Program, chain, edge_block, elementwise, nerf, slopes
 
 from tilestream import devices
 from tilestream.ir.pipeline import Pipeline, Queue, Residency, Shard, Stage, TileOp, Transport
-from tilestream.plan.passes.split_columns import split_columns
+from tilestream.plan.passes.cuts import split_columns
 
 SMS = 132
 

@@ -7,7 +7,7 @@ from functools import partial
 from tilestream import devices
 from tilestream.ir.pipeline import Pipeline
 from tilestream.ir.verify import verify
-from tilestream.plan.passes.cut_vertical import cut_vertical
+from tilestream.plan.passes.cuts import cut_vertical, split_bulk, split_spatial
 from tilestream.plan.passes.settings import (
     balance,
     choose_in_flight,
@@ -15,8 +15,6 @@ from tilestream.plan.passes.settings import (
     choose_residency,
     set_queue_depth,
 )
-from tilestream.plan.passes.split_bulk import split_bulk
-from tilestream.plan.passes.split_spatial import split_spatial
 
 H200 = devices.get("h200")
 SPLITS = {

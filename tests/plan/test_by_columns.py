@@ -21,8 +21,8 @@ from tilestream.ir.verify import verify
 from tilestream.kernels.fits import verify_on
 from tilestream.options import Options
 from tilestream.plan.candidates import Candidate
+from tilestream.plan.passes.cuts import split_columns
 from tilestream.plan.passes.settings import balance, choose_placement, choose_residency, set_queue_depth
-from tilestream.plan.passes.split_columns import split_columns
 from tilestream.plan.passes.verified import apply
 from tilestream.plan.planner import plan, proposals
 from tilestream.reference.whole import run_whole

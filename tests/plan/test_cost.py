@@ -21,8 +21,7 @@ from tilestream.kernels.stream.stage_cost import stage_cost
 from tilestream.options import Options
 from tilestream.plan.candidates import FALLBACK
 from tilestream.plan.cost import predict
-from tilestream.plan.passes.split_bulk import split_bulk
-from tilestream.plan.passes.split_spatial import split_spatial
+from tilestream.plan.passes.cuts import split_bulk, split_spatial
 from tilestream.plan.planner import plan
 
 H200 = devices.get("h200")

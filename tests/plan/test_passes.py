@@ -22,10 +22,8 @@ from tilestream.ir.pipeline import Pipeline, Residency, Shard, Transport
 from tilestream.ir.text import show
 from tilestream.kernels.fits import verify_on
 from tilestream.plan.passes.cleaning import merge_common_ops, order_memory_ops, remove_dead_ops
-from tilestream.plan.passes.cut_vertical import cut_vertical
+from tilestream.plan.passes.cuts import cut_vertical, split_bulk, split_spatial
 from tilestream.plan.passes.settings import balance, choose_placement, choose_residency, set_queue_depth
-from tilestream.plan.passes.split_bulk import split_bulk
-from tilestream.plan.passes.split_spatial import split_spatial
 
 SLOW = (HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large)
 
@@ -136,7 +134,7 @@ def test_bulk_gives_each_linear_a_kernel_with_its_epilogue():
 
 
 def test_bulk_folds_a_concatenation_that_is_too_wide_into_the_linear(monkeypatch):
-    module = import_module("tilestream.plan.passes.split_bulk")
+    module = import_module("tilestream.plan.passes.cuts")
     monkeypatch.setattr(module, "narrowest", lambda alone, device: (Shard(1), "too wide"))
     assert kinds(split_bulk(edge_block(), H200))[0] == ["load", "load", "load", "cat", "linear", "relu"]
 
@@ -154,7 +152,7 @@ def test_vertical_is_cut_where_the_fewest_bytes_cross(monkeypatch):
     p.store(h)
     program = p.build()
     monkeypatch.setattr(
-        import_module("tilestream.plan.passes.cut_vertical"),
+        import_module("tilestream.plan.passes.cuts"),
         "_reason",
         lambda b, start, stop, device, form: "big" if sum(op.kind == "linear" for op in b.ops[start:stop]) > 2 else "",
     )
@@ -173,7 +171,7 @@ def test_vertical_is_cut_beside_a_cast_where_dtypes_must_not_mix(monkeypatch):
     def one_dtype(b, start, stop, device, form):
         return "mixes" if {op.kind for op in b.ops[start:stop]} >= {"sin", "linear"} else ""
 
-    monkeypatch.setattr(import_module("tilestream.plan.passes.cut_vertical"), "_reason", one_dtype)
+    monkeypatch.setattr(import_module("tilestream.plan.passes.cuts"), "_reason", one_dtype)
     made = cut_vertical(program, H200)
     assert kinds(made)[0] == ["load", "sin", "cast"]  # the narrower side: bf16 crosses, not f32
     assert len(made.stages) == 2

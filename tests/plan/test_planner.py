@@ -26,7 +26,7 @@ from tilestream.options import Options
 from tilestream.plan import margins, planner, recipes
 from tilestream.plan.candidates import FALLBACK, Candidate
 from tilestream.plan.cost import product_bound_us
-from tilestream.plan.passes.split_bulk import split_bulk
+from tilestream.plan.passes.cuts import split_bulk
 from tilestream.plan.passes.verified import apply
 from tilestream.plan.planner import plan
 from tilestream.run.timing import uncollected

@@ -42,7 +42,7 @@ PATCHES = {
     "monkeypatch.setattr(listed, 'early_launches', 1)": "run.timing",
     "timing.nothing = 1": "timing",
     "from tilestream.run.timing import nothing": "timing",
-    "tails.Kind.nothing()": "Kind",
+    "prepare.Kind.nothing()": "Kind",
 }
 """A line each with a name that does not exist, and what lacks it."""
 
@@ -50,13 +50,13 @@ AROUND = """
 import importlib
 import tilestream.run.timing
 from unittest import mock
-from tilestream.run import tails, timing
+from tilestream.run import other_ways, prepare, timing
 class Stub:
     kept = 1
     def run(self): ...
 def test(monkeypatch, given):
     found = importlib.import_module("tilestream.run.timing")
-    for listed in (timing, tails):
+    for listed in (timing, other_ways):
         {line}
 """
 

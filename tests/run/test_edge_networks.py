@@ -16,12 +16,12 @@ from tilestream.graph.region import Region
 from tilestream.options import Options
 from tilestream.plan import messages
 from tilestream.plan.find import find
-from tilestream.run import edge_networks, oracle
+from tilestream.run import oracle, other_ways
 from tilestream.run.backend import tilestream
 from tilestream.run.call import RegionCall
-from tilestream.run.edge_networks import apart
 from tilestream.run.made_up import random_arguments
 from tilestream.run.operator import REGION
+from tilestream.run.other_ways import apart
 from tilestream.run.spec import spec_of
 from tilestream.run.target import Target
 
@@ -200,5 +200,5 @@ def test_networks_that_are_slower_with_their_sums_are_apart_again(monkeypatch: p
     found = find(graph, "inference", Options(target="reference"), devices.get("h200"))
     here = Target("reference", torch.device("cpu"), devices.get("h200"))
     for apart_wins in (True, False):
-        monkeypatch.setattr(edge_networks, "_is_faster_apart", lambda *_, wins=apart_wins: wins)
-        assert bool(edge_networks.fastest(found, Options(), here).cuts == found.cuts) is not apart_wins
+        monkeypatch.setattr(other_ways, "_is_faster_apart", lambda *_, wins=apart_wins: wins)
+        assert bool(other_ways.fastest(found, Options(), here).cuts == found.cuts) is not apart_wins

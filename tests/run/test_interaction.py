@@ -41,8 +41,8 @@ from tilestream.plan.cache import store_sealed
 from tilestream.plan.candidates import FALLBACK, Candidate
 from tilestream.plan.interaction import INTERACTIONS, Kind, Sizes, kind_of, library, ours
 from tilestream.run import epilogues, fallback, inductor, oracle, replacements
-from tilestream.run import time_interaction as timing
 from tilestream.run import timing as clocks
+from tilestream.run import trials as timing
 from tilestream.run.target import Target
 from tilestream.run.timer import Timer
 

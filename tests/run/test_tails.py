@@ -37,7 +37,7 @@ from tilestream.plan.tails import all_promising, promising
 from tilestream.reference.mesh_machine import Moved, run_meshes
 from tilestream.reference.ops import FLOAT64
 from tilestream.run import ahead, prepare
-from tilestream.run import tails as run_tails
+from tilestream.run import other_ways as run_tails
 from tilestream.run.backend import tilestream
 from tilestream.run.operator import REGION
 from tilestream.run.place import place

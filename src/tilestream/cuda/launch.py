@@ -17,7 +17,7 @@ from tilestream.ir.launches import cut_at_dram
 from tilestream.ir.pipeline import Pipeline, Role, Tensor
 from tilestream.ir.taps import ragged_sizes, rows_given
 from tilestream.kernels.parts.params import Where
-from tilestream.kernels.stream.arguments import MOST_ROWS
+from tilestream.kernels.stream.kernel import MOST_ROWS
 
 KEPT = 16
 """Sets of addresses that a ``Bound`` keeps its launches for: where results go varies from call to call."""

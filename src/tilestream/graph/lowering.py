@@ -93,7 +93,7 @@ class Emitter:
             ``members`` are read from memory with the same meaning.
         members: nodes of the region; ``None`` while a single node is checked.
         widest: columns that a computed tile may have.
-        wide: nodes that may be wider: hidden layers that are taken by chunks (``graph.wide``).
+        wide: nodes that may be wider: hidden layers that are taken by chunks (``graph.few_rows.hidden``).
     """
 
     known: Mapping[fx.Node, Value]

@@ -18,7 +18,7 @@ from tilestream.graph import operators
 from tilestream.graph.convexity import Groups, successors
 from tilestream.graph.convolutions import is_convolution
 from tilestream.graph.facts import Facts
-from tilestream.graph.few_rows import WIDEST, wide_blocks
+from tilestream.graph.few_rows import WIDEST, hidden, pooled, wide_blocks
 from tilestream.graph.kept import pieces
 from tilestream.graph.lowering import MAX_FEATURES, Emitter, Value
 from tilestream.graph.nodes import (
@@ -41,7 +41,6 @@ from tilestream.graph.provenance import source
 from tilestream.graph.region import Region, lower
 from tilestream.graph.rewrites.states import WRITE_STATES
 from tilestream.graph.sizes import hint
-from tilestream.graph.wide import hidden, pooled
 from tilestream.ir.ways import reached
 from tilestream.kernels.one_row.model import is_one_row
 from tilestream.kernels.product.block import MOST_ROWS

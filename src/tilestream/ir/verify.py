@@ -10,8 +10,11 @@ from tilestream.errors import IRError, VerifyError
 from tilestream.ir.axis_rules import (
     axes_agree,
     axes_are_covered,
+    combines_are_defined,
+    edges_stay_with_their_nodes,
     partial_results_are_summed,
     peers_exist,
+    ragged_axes_lie_in_others,
     rings_hold_what_is_in_flight,
     tensors_have_their_roles,
 )
@@ -20,7 +23,6 @@ from tilestream.ir.derive import WRITES
 from tilestream.ir.launches import cut_at_dram
 from tilestream.ir.pipeline import Pipeline, Queue, Role, Stage, Tensor, Transport
 from tilestream.ir.plain import by_rows
-from tilestream.ir.ragged_rules import combines_are_defined, edges_stay_with_their_nodes, ragged_axes_lie_in_others
 from tilestream.ir.shapes import check_shapes
 from tilestream.ir.taps import Tap
 from tilestream.ir.ways import producers_first

@@ -30,7 +30,7 @@ from tilestream.plan.cost import predict, product_bound_us
 from tilestream.plan.finalists import Shown, simulated
 from tilestream.plan.passes.activation_in_product import activation_in_product
 from tilestream.plan.passes.cleaning import merge_common_ops, remove_dead_ops
-from tilestream.plan.passes.split_bulk import split_bulk
+from tilestream.plan.passes.cuts import split_bulk
 from tilestream.plan.passes.verified import apply
 from tilestream.plan.recipes import IN_PLACE, KERNEL_A_LAYER, Recipe, recipes
 from tilestream.plan.shown import pipeline_us

@@ -15,10 +15,7 @@ from tilestream.ir.verify import WIDEST
 from tilestream.options import Options
 from tilestream.plan.passes import forms, settings
 from tilestream.plan.passes.cleaning import merge_common_ops, order_memory_ops, remove_dead_ops
-from tilestream.plan.passes.cut_vertical import cut_vertical
-from tilestream.plan.passes.split_bulk import split_bulk
-from tilestream.plan.passes.split_columns import split_columns
-from tilestream.plan.passes.split_spatial import split_spatial
+from tilestream.plan.passes.cuts import cut_vertical, split_bulk, split_columns, split_spatial
 from tilestream.plan.passes.verified import Pass, verified
 
 KERNEL_A_LAYER = "bulk"

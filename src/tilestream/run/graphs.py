@@ -19,7 +19,7 @@ from tilestream.graph.capture import Kind
 from tilestream.graph.modules import copied
 from tilestream.graph.nodes import takes_tf32
 from tilestream.graph.region import Region
-from tilestream.graph.rewrites.folded_batches import fold_batches
+from tilestream.graph.rewrites.normal_form import fold_batches
 from tilestream.graph.rewrites.operators import SEGMENT_REDUCE, SEGMENTS
 from tilestream.graph.rewrites.sorted_sums import COUNTED
 from tilestream.graph.rewrites.table import rewrite
@@ -41,7 +41,7 @@ from tilestream.plan.parts import RegionAnalysis
 from tilestream.plan.plan_graph import of_cut, plan_graph
 from tilestream.plan.tails import all_promising
 from tilestream.plan.turned import turned
-from tilestream.run import ahead, edge_networks, gradients, prepare, replacements, tails
+from tilestream.run import ahead, gradients, other_ways, prepare, replacements
 from tilestream.run.chain_calls import ChainCalls
 from tilestream.run.decode import stepped
 from tilestream.run.masked_attention import stream_masked
@@ -128,12 +128,12 @@ class Compilation:
                 if known is None:
                     self._begin(found)
                 if not training and prepare.measures(self.options, self.target):
-                    found = edge_networks.fastest(found, self._planned, self.target)
+                    found = other_ways.fastest(found, self._planned, self.target)
                 later = {} if training else self._tails(found)
                 shorter = [tail.region for tail in later.values()]
                 ahead.begin(shorter, self._planned, self.target)
                 ahead.plan_as_built([*found.regions, *shorter], self._planned, self.target)
-                found = found.with_tails(tails.faster(found, later, self._planned, self.target))
+                found = found.with_tails(other_ways.faster(found, later, self._planned, self.target))
                 plans = Measured(self._planned, self.target)
                 made = plan_graph(found, plans, self.target.hardware)
                 prepare.note(made)

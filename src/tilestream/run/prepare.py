@@ -6,7 +6,7 @@ import contextlib
 import logging
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import fx
@@ -114,16 +114,32 @@ def chosen(asked: Question, trial: Callable[[], Trial], options: Options, target
         return chooser.choose(asked, options, Timer(trial(), target) if timed else None)
 
 
+@dataclass(frozen=True)
+class Kind:
+    """What decides the times of a region's graph said otherwise: the key of the region's plan, and how many of its
+    layers are left to a library."""
+
+    plan: str
+    left: int
+
+
 def wins(
-    name: str, kind: object, region: Region, make: Callable[[], fx.GraphModule | None], options: Options, target: Target
+    name: str,
+    region: Region,
+    make: Callable[[], fx.GraphModule | None],
+    options: Options,
+    target: Target,
+    left: int = 0,
 ) -> bool:
     """Whether a region's graph said otherwise takes less than what the region's plan chose: as was found in this
     process or before, or timed now.
 
     Args:
-        name, kind: of the choice, as of ``plan.chooser.alternative``.
+        name: of the choice.
         make: the other graph, where it is timed; None where there is none.
+        left: layers that it leaves to a library.
     """
+    kind = Kind(question(region, options, target).key(measured=True), left)
     asked = alternative(name, kind, target.hardware)
     found = kept(asked, options, measured=True)
     if found is not None:

@@ -19,9 +19,8 @@ from tilestream.plan.squeeze import GATES
 from tilestream.plan.token_mixing import TOKEN_LAYERS
 from tilestream.run import prepare
 from tilestream.run.target import Target
-from tilestream.run.time_interaction import interaction_trial
 from tilestream.run.timer import Trial
-from tilestream.run.trials import depthwise_trial, gate_trial, mixing_trial, patches_trial
+from tilestream.run.trials import depthwise_trial, gate_trial, interaction_trial, mixing_trial, patches_trial
 
 TRIALS: dict[Replacement, Callable[[Any, Target], Trial]] = {
     INTERACTIONS: interaction_trial,

@@ -10,7 +10,7 @@ from torch import fx
 
 from tilestream.graph.lowering import Emitter, Value, dtype_of
 from tilestream.graph.nodes import MATMULS, Unsupported, aten, is_slice, keeps_features, packet
-from tilestream.graph.operators import backward, convolution, elementwise, features, gathers  # noqa: F401
+from tilestream.graph.operators import backward, elementwise, features, gathers  # noqa: F401
 from tilestream.graph.operators.linear import put_off
 from tilestream.graph.operators.reasons import reason
 from tilestream.graph.operators.rules import ELEMENTWISE, RULES

@@ -1,15 +1,18 @@
-"""Linear layers, whole or by some rows of their weight."""
+"""Linear layers, whole or by some rows of their weight; convolutions, linears over the taps of pixels."""
 
 from __future__ import annotations
 
 from torch import fx
 
+from tilestream.graph import convolutions
+from tilestream.graph.convolutions import window_of
 from tilestream.graph.lowering import MAX_FEATURES, Emitter, Frame, Steps, dtype_of
 from tilestream.graph.nodes import MATMULS, Unsupported, argument, aten, number, packet, permutation, takes_tf32, value
 from tilestream.graph.operators import split
 from tilestream.graph.operators.rules import rule
 from tilestream.graph.sizes import product, same_size
 from tilestream.ir.pipeline import Tile
+from tilestream.kernels.parts.taps import why_not_in_bulk
 
 
 def weight(node: object) -> tuple[fx.Node, bool]:
@@ -110,3 +113,28 @@ def _bias(e: Emitter, bias: object, frame: Frame, outs: int, rows: tuple[int, in
     if rows is not None:
         raise Unsupported("a sliced linear with a bias that has rows")
     return operand, False
+
+
+@rule(convolutions.convolution)
+def convolution(e: Emitter, node: fx.Node) -> Tile:
+    """A linear over the channels of all taps, whose pixels come from memory.
+
+    Raises:
+        Unsupported: a size is not known.
+    """
+    x, weight, bias = node.args[:3]
+    picture, kernel = (value(n) for n in (x, weight))
+    if picture is None or kernel is None or not isinstance(x, fx.Node):
+        raise Unsupported("an operand is not a tensor")
+    outs, channels = kernel.shape[:2]
+    if not isinstance(outs, int) or not isinstance(channels, int):
+        raise Unsupported("the weight's size is dynamic")
+    window = window_of(node, picture, kernel, 1)
+    taken = window.taps()
+    bulk = bool(node.args[6]) and not why_not_in_bulk(taken[0], taken, (window.height, window.width))
+    taps = [e.tapped(x, tap, channels) for tap in window.taps(bulk)]
+    tile = e.emit("cat", len(taps) * channels, dtype_of(x), tuple(taps)) if len(taps) > 1 else taps[0]
+    params = [e.parameter(weight, (("taps",),), (outs, tile.features))]
+    if bias is not None:
+        params.append(e.parameter(bias, (("vector", outs),), (outs,)))
+    return e.emit("linear", outs, dtype_of(node), (tile,), tuple(params))

@@ -1,15 +1,31 @@
-"""The normal form of a graph, in which selection can treat each use of a view by itself."""
+"""The normal form of a graph, in which selection can treat each use of a view by itself, and a layer is a layer: biases
+that stand apart from their product are in it, factors as GIN's ``1 + eps`` are no sums, products of batches by one
+matrix are products of rows.
+"""
 
 from __future__ import annotations
 
 import operator
+from typing import Any
 
+import torch
 from torch import fx
 
-from tilestream.graph.nodes import argument, aten, integer, is_constant, is_view, packet, value
+from tilestream.graph.nodes import (
+    RESHAPES,
+    argument,
+    aten,
+    integer,
+    is_constant,
+    is_view,
+    keeps_features,
+    packet,
+    value,
+)
 from tilestream.graph.rewrites.each import each
 from tilestream.graph.rewrites.insert import call
 from tilestream.graph.rewrites.settings import Settings
+from tilestream.graph.sizes import same_size
 
 
 def remove_dead(graph: fx.Graph, _: Settings) -> int:
@@ -72,3 +88,105 @@ def copy_views(graph: fx.Graph, _: Settings) -> int:
             user.replace_input_with(node, copy)
             made += 1
     return made
+
+
+@each(aten.mul)
+def open_factors(node: fx.Node, _: Settings) -> fx.Node | None:
+    """``(s + 1) * x`` as ``s * x + x``, where ``s`` has one element: the sum of two numbers would be a launch of its
+    own. It is rounded once less."""
+    if len(node.args) != 2 or node.kwargs:
+        return None
+    for factor, rows in (node.args, node.args[::-1]):
+        if not isinstance(factor, fx.Node) or not isinstance(rows, fx.Node) or not _is_one_more(factor):
+            continue
+        made, read, scaled = value(factor), value(rows), value(node)
+        if made is None or read is None or scaled is None or not made.dtype == read.dtype == scaled.dtype:
+            continue
+        if made.numel() == 1 and read.shape == scaled.shape and read.is_floating_point():
+            (number,) = factor.all_input_nodes
+            return call(node, aten.add.Tensor, call(node, aten.mul.Tensor, rows, number), rows)
+    return None
+
+
+def _is_one_more(node: fx.Node) -> bool:
+    plain = packet(node) is aten.add and len(node.args) == 2 and not node.kwargs and len(node.users) == 1
+    numbers = [a for a in node.args if not isinstance(a, fx.Node)]
+    made, given = value(node), [value(n) for n in node.all_input_nodes]
+    same = made is not None and all(g is not None and g.dtype == made.dtype for g in given)
+    return plain and same and numbers == [1]
+
+
+@each(aten.add)
+def join_biases(node: fx.Node, _: Settings) -> fx.Node | None:
+    """``add(view(mm(rows, weight)), bias)`` as ``view(addmm(bias, rows, weight))``, where nobody reads what is between.
+    Rounded once, not twice, and no kernel's work of its own."""
+    if len(node.args) != 2 or node.kwargs:
+        return None
+    views: list[fx.Node] = []
+    product: Any = node.args[0]
+    while isinstance(product, fx.Node) and packet(product) in RESHAPES and len(product.users) == 1:
+        if not keeps_features(product):
+            return None
+        views.append(product)
+        product = product.args[0]
+    if not isinstance(product, fx.Node) or packet(product) is not aten.mm or len(product.users) != 1:
+        return None
+    if not _is_bias(node.args[1], product, node):
+        return None
+    made = call(node, aten.addmm.default, node.args[1], *product.args)
+    for view in reversed(views):
+        made = call(node, view.target, made, *view.args[1:])
+    return made
+
+
+def _is_bias(node: Any, product: fx.Node, made: fx.Node) -> bool:
+    vector, result, total = value(node), value(product), value(made)
+    if vector is None or result is None or total is None or vector.dim() != 1:
+        return False
+    return vector.shape[0] == result.shape[1] and vector.dtype == result.dtype == total.dtype
+
+
+@each(aten.bmm)
+def fold_batches(node: fx.Node, _: Settings) -> fx.Node | None:
+    """``bmm(x, expanded)`` as a product of all rows of ``x``, copied where they lie otherwise.
+
+    PyTorch 2.11 has a linear whose rows do not lie one behind the other, as over the tokens of images whose channels
+    lie last, as a product of batches with the weight expanded; later ones copy the rows. Only of rows is it a layer.
+    """
+    weight, x = _expanded(node.args[1]), _unexpanded(node.args[0])
+    if weight is None or (rows := value(x)) is None:
+        return None
+    batches, count = rows.shape[:2]
+    if not isinstance(count, int) and not isinstance(batches, int):
+        return None
+    if not rows.is_contiguous():
+        x = call(node, aten.clone.default, x, memory_format=torch.contiguous_format)
+    depth, features = weight.meta["val"].shape
+    made = call(node, aten.mm.default, call(node, aten.view.default, x, [-1, depth]), weight)
+    return call(
+        node, aten.view.default, made, [-1, count, features] if isinstance(count, int) else [batches, -1, features]
+    )
+
+
+def _expanded(node: Any) -> fx.Node | None:
+    """The matrix that a value of three dimensions repeats, if it is a view of one."""
+    fake = value(node)
+    if fake is None or fake.dim() != 3 or fake.stride(0) != 0 or same_size(fake.shape[0], 1):
+        return None
+    while isinstance(node, fx.Node) and is_view(node):
+        node = node.args[0]
+        found = value(node)
+        if found is not None and found.dim() == 2:
+            same = all(map(same_size, found.shape, fake.shape[1:])) and found.stride() == fake.stride()[1:]
+            return node if same else None
+    return None
+
+
+def _unexpanded(node: Any) -> Any:
+    """What a view of the same shape shows."""
+    while isinstance(node, fx.Node) and packet(node) in (aten.expand, *RESHAPES):
+        before, after = value(node.args[0]), value(node)
+        if before is None or after is None or before.shape != after.shape:
+            break
+        node = node.args[0]
+    return node

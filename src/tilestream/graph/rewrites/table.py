@@ -13,14 +13,10 @@ from torch import fx
 
 from tilestream.graph.rewrites.aligned_rows import align_rows, unalign_rows
 from tilestream.graph.rewrites.bags import open_bags
-from tilestream.graph.rewrites.biases import join_biases
 from tilestream.graph.rewrites.broadcasts import put_off_expands
 from tilestream.graph.rewrites.complex_products import multiply_reals
 from tilestream.graph.rewrites.epilogues import fuse_activations
-from tilestream.graph.rewrites.factors import open_factors
-from tilestream.graph.rewrites.folded_batches import fold_batches
 from tilestream.graph.rewrites.gelus import join_gelus
-from tilestream.graph.rewrites.jagged import open_jagged
 from tilestream.graph.rewrites.joint import narrow_products, split_joined
 from tilestream.graph.rewrites.kept import keep_lists
 from tilestream.graph.rewrites.late_products import multiply_late
@@ -28,6 +24,9 @@ from tilestream.graph.rewrites.masked_edges import keep_masked_edges
 from tilestream.graph.rewrites.maxima import join_maxima, split_maxima
 from tilestream.graph.rewrites.normal_form import (
     copy_views,
+    fold_batches,
+    join_biases,
+    open_factors,
     remove_dead,
     split_to_slices,
     squeeze_out_of_place,
@@ -40,7 +39,7 @@ from tilestream.graph.rewrites.pixels import from_pixels, to_pixels
 from tilestream.graph.rewrites.routing import count_small_keys
 from tilestream.graph.rewrites.row_gathers import take_rows
 from tilestream.graph.rewrites.row_sums import copy_sums_operands
-from tilestream.graph.rewrites.segment_reductions import open_segments
+from tilestream.graph.rewrites.segment_reductions import open_jagged, open_segments
 from tilestream.graph.rewrites.settings import DEFAULT, Settings
 from tilestream.graph.rewrites.shared_keys import share_keys
 from tilestream.graph.rewrites.sorted_sums import sort_sums

@@ -1,34 +1,29 @@
-"""Regions that start later: the first layers by a library, activations as epilogues, and a kernel of ours behind.
+"""Regions said otherwise, beside what their plans chose: both ways are timed as they would run.
 
-``plan.tails`` says which are promising. Both ways are timed as they would run.
+One starts later: its first layers by a library, activations as epilogues, and a kernel of ours behind (``plan.tails``
+says which are promising). A network of edges has its sums as an epilogue, or as a kernel of its own
+(``plan.edge_networks``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from torch import fx
 
 from tilestream.announce import announced
+from tilestream.graph.modules import copied
 from tilestream.graph.region import Region
 from tilestream.graph.selection import Partition
 from tilestream.graph.tails import Tail
 from tilestream.ir.pipeline import Pipeline
 from tilestream.options import Options
+from tilestream.plan.find import Found, find
 from tilestream.run import early_launches, epilogues, prepare
 from tilestream.run.place import place
 from tilestream.run.target import Target
 
 TAIL = "a tail behind a library"
-
-
-@dataclass(frozen=True)
-class Kind:
-    """What decides the times of a tail: the key of its region's plan, and how many layers are left to a library."""
-
-    plan: str
-    left: int
 
 
 def faster(found: Partition, later: Mapping[str, Tail], options: Options, target: Target) -> dict[str, Tail]:
@@ -45,13 +40,12 @@ def faster(found: Partition, later: Mapping[str, Tail], options: Options, target
 
 def _is_faster(region: Region, tail: Tail, options: Options, target: Target) -> bool:
     """Whether the tail behind a library's products takes less than what the region's plan chose."""
-    kind = Kind(prepare.question(region, options, target).key(measured=True), tail.left)
 
     def make() -> fx.GraphModule | None:
         pipeline = prepare.built_plan(tail.region, options, target).chosen.pipeline
         return None if pipeline is None else split(tail, pipeline, options, target.kind)
 
-    return prepare.wins(TAIL, kind, region, make, options, target)
+    return prepare.wins(TAIL, region, make, options, target, tail.left)
 
 
 def split(tail: Tail, pipeline: Pipeline, options: Options, kind: str) -> fx.GraphModule:
@@ -61,3 +55,31 @@ def split(tail: Tail, pipeline: Pipeline, options: Options, kind: str) -> fx.Gra
     epilogues.fuse(tail.graph, {})
     early_launches.start_early(tail.graph, options)
     return tail.graph
+
+
+APART = "a network of edges and its sums apart"
+
+
+def fastest(found: Found, options: Options, target: Target) -> Found:
+    """``found`` with networks apart from their sums where that is faster than what their plans chose. What goes wrong
+    here costs a network no more than its other way."""
+    slower = []
+    for joined in found.networks:
+        region = joined.cut.region
+        with announced(f"{region.name} keeps its sums"), prepare.kernels_kept(options, target):
+            if _is_faster_apart(region, options, target):
+                slower.append(joined)
+    return found.apart(slower) if slower else found
+
+
+def _is_faster_apart(region: Region, options: Options, target: Target) -> bool:
+    return prepare.wins(APART, region, lambda: apart(region, options, target), options, target)
+
+
+def apart(region: Region, options: Options, target: Target) -> fx.GraphModule:
+    """The region's graph with a call of the network, if a kernel of ours runs it, and one of what sums it."""
+    graph = copied(region.graph)
+    inside = find(graph, "inference", options, target.hardware, sums=False, networks=False)
+    place(graph, inside, lambda r: prepare.built_plan(r, options, target).chosen.pipeline, target.kind)
+    epilogues.fuse(graph, {})
+    return graph
