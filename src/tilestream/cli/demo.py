@@ -50,12 +50,12 @@ def run(folder: Path, rows: int, out: Console, progress: Progress) -> dict[str, 
 
     out.print(Rule("2. Regions and pipelines", align="left"))
     progress("capturing the model, planning it for an H200")
-    analysis = replace(_planned_for(rows), model="NeRF")
-    report = Report(analysis)
+    planned = {n: replace(_planned_for(n), model="NeRF") for n in (rows, SMALL_ROWS)}
+    report = Report(planned[rows])
     out.print(report)
 
     out.print(Rule("3. Kernels for sm_90a, compiled without a GPU", align="left"))
-    kernels = _kernels(analysis, progress)
+    kernels = _kernels(planned[rows], progress)
     out.print(_table(kernels) if isinstance(kernels, list) else kernels)
     if isinstance(kernels, list):
         out.print(f"{REGISTERS}\n")
@@ -66,10 +66,9 @@ def run(folder: Path, rows: int, out: Console, progress: Progress) -> dict[str, 
 
     out.print(Rule("5. Predictions, microseconds", align="left"))
     progress("predicting times for an H200 and an A100")
-    planned = {rows: analysis, SMALL_ROWS: _planned_for(SMALL_ROWS)}
     times = {n: bench.predictions(of, ("h200", "a100")) for n, of in planned.items()}
     out.print("The simulator's, for the whole model:", _table(_prediction_rows(times)))
-    simulation = Simulation.of(analysis, progress)
+    simulation = Simulation.of(planned[rows], progress)
     out.print(simulation)
 
     measured: list[dict[str, Any]] = []
