@@ -13,6 +13,7 @@ from tilestream.kernels.operators import (
     depthwise,
     few_queries,
     interaction,
+    norm_gradients,
     pack,
     pad,
     short_attention,
@@ -38,6 +39,7 @@ OUTER = Struct(
 STRUCTS = [
     OUTER, pack.kernel(3).argument, turn.PARAMS, pad.kernel(2).argument, few_queries.PARAMS, interaction.argument(5),
     depthwise.PARAMS, short_attention.PARAMS, token_mixing.PARAMS, squeeze.PARAMS, sorted_keys.KEYS,
+    norm_gradients.PARAMS,
     SegmentsKernel(reduction("sum", 8, "bf16", True)).argument,
 ]  # fmt: skip
 

@@ -13,7 +13,16 @@ from tilestream.cuda import beside, driver, one_launch, turn, workspace
 from tilestream.ir.pipeline import Role, Tensor
 from tilestream.kernels.families import kernel_of
 from tilestream.kernels.kernel import Launchable
-from tilestream.kernels.operators import depthwise, few_queries, interaction, pack, pad, squeeze, token_mixing
+from tilestream.kernels.operators import (
+    depthwise,
+    few_queries,
+    interaction,
+    norm_gradients,
+    pack,
+    pad,
+    squeeze,
+    token_mixing,
+)
 from tilestream.kernels.operators import short_attention as short
 from tilestream.kernels.operators import turn as turned
 from tilestream.kernels.parts.params import Where
@@ -52,6 +61,7 @@ KERNELS: list[Launchable] = [
     short.kernel(short.Attention(2, 3, 9, 9, 16), short.Grid(1, 1, 2)),
     depthwise.kernel(depthwise.Depthwise(9, 9, 16, (3, 3), 1, (1, 1)), depthwise.Tile(2, 4)),
     squeeze.kernel(squeeze.Squeeze(32, 8, "bf16", "silu", "sigmoid")),
+    norm_gradients.kernel(norm_gradients.NormGradients(96, "bf16", True, True, True)),
     token_mixing.kernel(token_mixing.Mixing(36, 72, 136, normed=True)),
     interaction.lane_kernel(interaction.Kernel(interaction.FORWARD, 5, 24, 10, 0)),
     kernel_of(NAMED["chain"]()),

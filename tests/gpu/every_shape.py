@@ -27,6 +27,8 @@ from masked_cases import CASES as MASKS
 from masked_cases import Case as Masked
 from mixer_blocks import given as mixer_operands
 from modules import linear
+from norms import CASES as NORMS
+from norms import given as norm_operands
 from one_rows import cell
 from oracle_runs import guarded, to_gpu
 from ragged_programs import Case as Ragged
@@ -75,6 +77,7 @@ from tilestream.cuda.squeeze import gated
 from tilestream.cuda.token_mixing import mixed
 from tilestream.devices import get
 from tilestream.graph.capture import capture
+from tilestream.graph.rewrites.norm_sums import NORM_GRADIENTS
 from tilestream.graph.selection import partition
 from tilestream.ir.dtypes import DTYPES
 from tilestream.ir.pipeline import Pipeline, Residency, Role
@@ -350,6 +353,12 @@ def squeezed() -> None:
         gated(*gate_operands(case, "cuda"))
 
 
+def norm_gradients() -> None:
+    """A vector a lane and several, lanes without one, means and none, rows beside and none."""
+    for case in NORMS.values():
+        NORM_GRADIENTS(*norm_operands(case, "cuda"))
+
+
 def mixed_tokens() -> None:
     """Clusters of images' CTAs and CTAs alone, rows of weights that start on 16 bytes and on fewer."""
     for case in MIXED[:5]:
@@ -385,7 +394,7 @@ OTHERS: dict[str, Callable[[], None]] = {
     "turned weights": turned_weights, "attention": attention, "pads": pads, "attention over masks": masked,
     "sorted lists": sorted_lists, "experts": experts, "parts of weights": parts_of_weights,
     "depthwise convolutions": depthwise, "decode steps": decode_steps, "attention over few keys": short,
-    "token mixing": mixed_tokens, "gates": squeezed,
+    "token mixing": mixed_tokens, "gates": squeezed, "gradients of norms": norm_gradients,
 }  # fmt: skip
 SORTS = BesideSource("sorted keys", sorted_keys.text(), sorted_keys.SHARED_BYTES)
 NOT_FOLLOWED = {"decode steps"}

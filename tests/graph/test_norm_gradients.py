@@ -152,7 +152,8 @@ def test_wide_norms_stay_whole() -> None:
         _, backward = graphs(module, torch.randn(70, 16).bfloat16())
         return [aten.native_layer_norm_backward in ops(backward), aten.rsqrt in ops(backward)]
 
-    assert derivatives(512) == [False, True] and derivatives(520) == [True, False]
+    assert derivatives(512) == [False, True] and derivatives(1032) == [True, False]
+    assert derivatives(520) == [False, False]  # one operator of ours has them (``test_norm_sums``)
 
 
 class Meaned(nn.Module):

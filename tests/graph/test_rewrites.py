@@ -48,7 +48,8 @@ def test_the_order_of_each_place() -> None:
         ],
         When.JOINT: [
             *("take_rows", "keep_masked_edges", "split_joined", "multiply_late", "open_bags", "open_segments"),
-            *("count_small_keys", "sort_sums", "multiply_patches", "open_norms", "put_off_expands"),
+            *("count_small_keys", "sort_sums", "multiply_patches", "save_derivatives", "join_wide_norms"),
+            *("open_norms", "put_off_expands"),
         ],
         When.BACKWARD: ["narrow_products", "copy_sums_operands"],
         When.NORMAL_FORM: [
@@ -58,7 +59,7 @@ def test_the_order_of_each_place() -> None:
         When.CONVOLUTIONS: ["to_pixels"],
         When.ROWS: ["write_together", "align_rows"],
         When.PLACED: ["unalign_rows", "join_maxima", "from_pixels"],
-        When.AROUND: ["fuse_activations"],
+        When.AROUND: ["join_norm_gradients", "fuse_activations"],
         When.AROUND_INFERENCE: ["pad_products", "multiply_reals", "share_keys"],
         When.CALLED: ["keep_lists"],
     }

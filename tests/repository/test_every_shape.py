@@ -17,6 +17,7 @@ LAUNCHED = {
     "few_queries.cuh",
     "grouped.cuh",
     "head_attention.cuh",
+    "norm_gradients.cuh",
     "interaction.cuh",
     "pack.cuh",
     "pad.cuh",

@@ -17,6 +17,7 @@ from tilestream.graph import kept
 from tilestream.graph.gradients import find_gradients
 from tilestream.graph.nodes import aten, packet
 from tilestream.graph.rewrites.joint import narrow_product, narrow_products, split_joined
+from tilestream.graph.rewrites.normal_form import copy_views
 from tilestream.graph.rewrites.settings import Settings
 from tilestream.graph.rewrites.table import rewrite
 from tilestream.ir.pipeline import Role
@@ -159,6 +160,20 @@ def test_which_gradients_are_streamed() -> None:
     assert launches(backward(24, 40), least=ROWS + 1) == []
     assert launches(backward(4096, 2048)) == []  # 16 x 16 blocks > 132 SMs
     assert find_gradients(backward(24, 40, dtype=torch.float32)) == []
+
+
+def test_a_bias_of_queries_keys_and_values_that_are_one_layer() -> None:
+    """Their gradients are put together by a copy, which product and sum read by views of their own."""
+
+    def run(q: Tensor, k: Tensor, v: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        dy = torch.stack([q, k, v]).permute(1, 2, 0, 3).contiguous().view(ROWS, 72)
+        return dy.t() @ x, dy.sum(0, keepdim=True)
+
+    heads = [torch.randn(2, ROWS // 2, 24).bfloat16() for _ in range(3)]
+    traced = make_fx(run, tracing_mode="fake")(*heads, torch.randn(ROWS, 40).bfloat16())
+    assert rewrite(traced, copy_views) > 0
+    (site,) = find_gradients(traced.graph)
+    assert site.total is not None and packet(site.total) is aten.sum
 
 
 def test_layers_of_a_launch_have_one_order() -> None:

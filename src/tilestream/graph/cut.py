@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import fx
+from torch.utils._pytree import tree_leaves
 
 from tilestream.graph.gradients import transposed
 from tilestream.graph.nodes import aten, packet, results_of
 from tilestream.graph.recompute import make_again, saved_bytes, unsaved
+from tilestream.graph.rewrites.derivatives import SAVED
 from tilestream.graph.rewrites.settings import DEFAULT, Settings
 from tilestream.graph.rewrites.table import When, rewrite
 
@@ -38,8 +40,6 @@ class Cutter:
     def __call__(
         self, joint: fx.GraphModule, inputs: Sequence[object], **kwargs: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
-        from torch._functorch.partitioners import min_cut_rematerialization_partition as minimum_cut
-
         self.first(joint)
         rewrite(joint, When.JOINT, self.settings)
         results = kwargs["num_fwd_outputs"]
@@ -54,6 +54,40 @@ class Cutter:
             return forward, backward
         more.meta[SPARED] = spared
         return less, more
+
+
+def minimum_cut(
+    joint: fx.GraphModule, inputs: Sequence[object], num_fwd_outputs: int, **kwargs: Any
+) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """Torch's cut, with what a rewrite marked ``SAVED`` in the forward graph.
+
+    Torch leaves to the backward graph what no result of the forward graph is made of, and saves what it is made of. So
+    for the time of the cut these values are results too.
+    """
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
+
+    marked, end = [n for n in joint.graph.nodes if SAVED in n.meta], num_fwd_outputs
+    results, told = (tree_leaves(given) for given in _results(joint))
+    _return(joint, [*results[:end], *marked, *results[end:]], [*told[:end], *told[:1] * len(marked), *told[end:]])
+    forward, backward = min_cut_rematerialization_partition(joint, inputs, num_fwd_outputs=end + len(marked), **kwargs)
+    for graph in (joint, forward):  # the joint one is another now: torch has joined what is equal in it
+        results, told = (tree_leaves(given) for given in _results(graph))
+        own = slice(end, end + len(marked))
+        del results[own], told[own]
+        _return(graph, results, told)
+    return forward, backward
+
+
+def _results(module: fx.GraphModule) -> tuple[Any, Any]:
+    """What a graph returns, and what AOTAutograd says of each."""
+    output = module.graph.output_node()
+    return output.args, output.meta.get("desc", [None] * len(tree_leaves(output.args)))
+
+
+def _return(module: fx.GraphModule, results: list[Any], told: list[Any]) -> None:
+    output = module.graph.output_node()
+    output.args, output.meta["desc"] = (results,), told
+    module.recompile()
 
 
 def save_rows(forward: fx.GraphModule, backward: fx.GraphModule, results: int) -> tuple[fx.GraphModule, fx.GraphModule]:

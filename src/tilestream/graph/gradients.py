@@ -94,13 +94,26 @@ def _site(node: fx.Node, taken: set[fx.Node]) -> GradientSite | None:
     out, k = settled(dy.shape[1]), settled(x.shape[1])
     if not (isinstance(out, int) and isinstance(k, int) and out and k):
         return None
-    same = aliases(gradient, _keeps_columns)
-    sums = (u for n in same for u in n.users if sums_rows(u) and u.meta["val"].dtype == dy.dtype)
+    same = _twins(behind(gradient, _keeps_columns))
+    sums = (
+        u
+        for twin in same
+        for n in aliases(twin, _keeps_columns)
+        for u in n.users
+        if sums_rows(u) and u.meta["val"].dtype == dy.dtype
+    )
     total = next((u for u in sums if u not in taken), None)
     dtype = _DTYPES[dy.dtype]
     weight_dtype, bias_dtype = _wanted(node, dtype), dtype if total is None else _wanted(total, dtype)
     rows = hint(dy.shape[0])
     return GradientSite(node, total, gradient, given, rows, out, k, dtype, weight_dtype, bias_dtype, source(node))
+
+
+def _twins(node: fx.Node) -> list[fx.Node]:
+    """A node, and if it is a view all that show the same: every use of a view has one of its own (``copy_views``)."""
+    before = node.args[0] if is_view(node) else None
+    users = before.users if isinstance(before, fx.Node) else ()
+    return [u for u in users if (u.target, u.args, u.kwargs) == (node.target, node.args, node.kwargs)] or [node]
 
 
 def _wanted(node: fx.Node, dtype: str) -> str:

@@ -69,6 +69,20 @@ def lone_layers(
                 yield [group for group in found if shared or sum(not is_view(n) for n in group) > 1]
 
 
+def behind_derivatives(
+    nodes: Collection[fx.Node],
+    facts: Facts,
+    taken: Collection[fx.Node],
+) -> Iterator[list[list[fx.Node]]]:
+    """Of a backward graph, products that no row stream holds with what is done elementwise to each, as the derivative
+    of an activation (``rewrites.derivatives``)."""
+    for node in nodes:
+        if node not in taken and is_product(node) and node in facts.known and facts.width(node) > MAX_FEATURES:
+            behind = after_product(node, facts)
+            if behind:
+                yield [[node, *behind]]
+
+
 def _gated(products: Mapping[fx.Node, set[fx.Node]], facts: Facts) -> Iterator[tuple[set[fx.Node], list[fx.Node]]]:
     """Two products of one input, or one of which only two slices are used, as wide as no row stream holds; with views.
     And what is made elementwise of both, up to one value.

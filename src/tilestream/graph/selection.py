@@ -36,7 +36,7 @@ from tilestream.graph.nodes import (
     value,
 )
 from tilestream.graph.one_row import one_row_layers
-from tilestream.graph.projections import behind_layers, lone_convolutions, lone_layers
+from tilestream.graph.projections import behind_derivatives, behind_layers, lone_convolutions, lone_layers
 from tilestream.graph.provenance import source
 from tilestream.graph.region import Region, lower
 from tilestream.graph.rewrites.states import WRITE_STATES
@@ -137,7 +137,7 @@ def partition(
     nodes = [n for n in owner.graph.nodes if n.op == "call_function"]
     refused = {n: apart[n.name] for n in nodes if n.name in apart}
     wide = _hidden(nodes)
-    blocks = list(_blocks(owner, nodes, refused, wide, projections, pays))
+    blocks = list(_blocks(owner, nodes, refused, wide, projections, backward, pays))
     refused |= {n: BLOCK for group, _ in blocks for n in group}
     examined = _examine(nodes, refused, wide=wide)
     after = successors(nodes)
@@ -213,6 +213,7 @@ def _blocks(
     refused: Mapping[fx.Node, str],
     streamed: frozenset[fx.Node],
     projections: bool,
+    backward: bool,
     pays: Callable[[Region], bool],
 ) -> Iterator[tuple[list[fx.Node], Lowered]]:
     """Feed-forward blocks that are too wide for a row stream: so few rows share a tile, many are dealt as tiles. Then,
@@ -227,7 +228,8 @@ def _blocks(
     inside = {*refused, *streamed}
     left = behind_layers(nodes, wide) if projections else frozenset()
     two_layers = partial(wide_blocks, left=left)
-    for find in (one_row_layers, lone_convolutions, two_layers, lone_layers) if projections else (two_layers,):
+    finds = (one_row_layers, lone_convolutions, two_layers, lone_layers) if projections else (two_layers,)
+    for find in (*finds, behind_derivatives) if backward else finds:
         for groups in find(nodes, wide, inside):
             for group in groups:
                 if not inside.isdisjoint(group):

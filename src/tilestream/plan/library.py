@@ -37,6 +37,7 @@ from tilestream.graph.nodes import name as target_name
 from tilestream.graph.nodes import packet, value
 from tilestream.graph.provenance import source
 from tilestream.graph.rewrites.epilogues import is_linear, missing_columns
+from tilestream.graph.rewrites.norm_sums import NORM_GRADIENTS
 from tilestream.graph.sizes import hint
 from tilestream.graph.squeeze import SQUEEZE
 from tilestream.graph.token_mixing import TOKEN_MIXING
@@ -52,6 +53,8 @@ Bytes = tuple[tuple[str, float], ...]
 
 QUERIES = 128
 """Of one tile of fused attention."""
+NORM_INSTRUCTIONS = 20
+"""An element of a norm's gradients (``norm_gradients.cuh``), counted in its text."""
 TENSOR_DTYPES = ("bf16", "f16", "f32")
 OWN_REDUCTIONS = ("scatter_fill", "scatter_reduce")
 OURS: dict[Any, Callable[[fx.Node], Stream]] = {
@@ -59,6 +62,7 @@ OURS: dict[Any, Callable[[fx.Node], Stream]] = {
     DEPTHWISE: depthwise.work_of,
     TOKEN_MIXING: token_mixing.work_of,
     SQUEEZE: squeeze.work_of,
+    NORM_GRADIENTS: lambda node: Stream(goes_over(node), NORM_INSTRUCTIONS * goes_over(node)),
 }
 """What the simulator runs for a call of an operator of ours."""
 POINTWISE_CAT = 8

@@ -29,7 +29,7 @@ Found = tuple[fx.Node | None, ...]
 
 
 @dataclass(frozen=True)
-class _Writer:
+class Writer:
     """Writes nodes in front of ``like``, with its origin; arithmetic is in fp32; ``eps`` is the norm's."""
 
     like: fx.Node
@@ -66,8 +66,8 @@ def open_norms(node: fx.Node, _: Settings) -> Found | None:
 
     Wider ones stay whole: no row of theirs is in a region.
     """
-    eps = _eps(node) if _rows(node) and all(u.target is operator.getitem for u in node.users) else None
-    return None if eps is None else RULES[packet(node)](_Writer(node, eps), node)
+    eps = eps_of(node) if _rows(node) and all(u.target is operator.getitem for u in node.users) else None
+    return None if eps is None else RULES[packet(node)](Writer(node, eps), node)
 
 
 def _rows(node: fx.Node) -> bool:
@@ -80,21 +80,22 @@ def _rows(node: fx.Node) -> bool:
     return isinstance(features, int) and list(shape) == [features] and features <= MAX_FEATURES
 
 
-def _layer_norm(w: _Writer, node: fx.Node) -> Found:
+def _layer_norm(w: Writer, node: fx.Node) -> Found:
     gradient, x, _, _, _, weight, bias, mask = arguments(node)
-    parts = _gradients(w, gradient, weight, w.sub(x, w.mean(x)), mask, centre=True)
-    return *parts, w.cast(w.total(gradient), _dtype(bias, gradient)) if mask[2] else None
+    along, scale = gradients(w, gradient, x, weight, mask, centre=True)
+    return along, scale, w.cast(w.total(gradient), _dtype(bias, gradient)) if mask[2] else None
 
 
-def _rms_norm(w: _Writer, node: fx.Node) -> Found:
+def _rms_norm(w: Writer, node: fx.Node) -> Found:
     gradient, x, _, _, weight, mask = arguments(node)
-    return _gradients(w, gradient, weight, w.cast(x, torch.float32), mask, centre=False)
+    return gradients(w, gradient, x, weight, mask, centre=False)
 
 
-def _gradients(
-    w: _Writer, gradient: fx.Node, weight: object, rows: fx.Node, mask: Sequence[object], centre: bool
-) -> Found:
-    """``dx`` and ``dw`` where ``mask`` wants them; ``rows`` are those that become ``x^`` by their scale."""
+def gradients(
+    w: Writer, gradient: fx.Node, x: fx.Node, weight: object, mask: Sequence[object], centre: bool
+) -> tuple[fx.Node | None, fx.Node | None]:
+    """``dx`` and ``dw`` where ``mask`` wants them; with ``centre`` of a norm that subtracts its means."""
+    rows = w.sub(x, w.mean(x)) if centre else w.cast(x, torch.float32)
     scale = w.inverse(rows)
     normal = w.mul(rows, scale)
     along = _row_gradient(w, gradient, weight, normal, scale, centre) if mask[0] else None
@@ -102,7 +103,7 @@ def _gradients(
 
 
 def _row_gradient(
-    w: _Writer, gradient: fx.Node, weight: object, normal: fx.Node, scale: fx.Node, centre: bool
+    w: Writer, gradient: fx.Node, weight: object, normal: fx.Node, scale: fx.Node, centre: bool
 ) -> fx.Node:
     """``dx``, in the dtype of what came in."""
     scaled = w.cast(gradient, torch.float32)
@@ -117,7 +118,7 @@ def _dtype(parameter: object, gradient: fx.Node) -> torch.dtype:
     return tensor_of(parameter if isinstance(parameter, fx.Node) else gradient).dtype
 
 
-def _eps(node: fx.Node) -> float | None:
+def eps_of(node: fx.Node) -> float | None:
     """What the norm adds to the mean square, from the norm itself: its derivative is not told. None without it."""
     statistic = node.args[4 if packet(node) is aten.native_layer_norm_backward else 3]
     while isinstance(statistic, fx.Node) and packet(statistic) not in _EPS:

@@ -15,6 +15,7 @@ from tilestream.graph.rewrites.aligned_rows import align_rows, unalign_rows
 from tilestream.graph.rewrites.bags import open_bags
 from tilestream.graph.rewrites.broadcasts import put_off_expands
 from tilestream.graph.rewrites.complex_products import multiply_reals
+from tilestream.graph.rewrites.derivatives import save_derivatives
 from tilestream.graph.rewrites.epilogues import fuse_activations
 from tilestream.graph.rewrites.gelus import join_gelus
 from tilestream.graph.rewrites.joint import narrow_products, split_joined
@@ -22,6 +23,7 @@ from tilestream.graph.rewrites.kept import keep_lists
 from tilestream.graph.rewrites.late_products import multiply_late
 from tilestream.graph.rewrites.masked_edges import keep_masked_edges
 from tilestream.graph.rewrites.maxima import join_maxima, split_maxima
+from tilestream.graph.rewrites.norm_sums import join_norm_gradients, join_wide_norms
 from tilestream.graph.rewrites.normal_form import (
     copy_views,
     fold_batches,
@@ -89,6 +91,7 @@ REWRITES = (
         multiply_late, (When.JOINT,), "gradients of gathered rows are multiplied at nodes, of which there are fewer"
     ),
     Rewrite(pad_products, (When.AROUND_INFERENCE,), "fast kernels of libraries want rows of 16 bytes"),
+    Rewrite(join_norm_gradients, (When.AROUND,), "the same of norms that no region has taken in"),
     Rewrite(
         fuse_activations, (When.AROUND,), "activations cost nothing, or little, as epilogues of a library's products"
     ),
@@ -98,6 +101,8 @@ REWRITES = (
     Rewrite(count_small_keys, (When.JOINT, When.SUMS), "a router's choice of experts is sorted by its few bits"),
     Rewrite(sort_sums, (When.JOINT, When.SUMS), "messages are summed in sorted order, without atomics"),
     Rewrite(multiply_patches, (When.JOINT,), "cuDNN turns pictures, and takes long for the gradient of their weight"),
+    Rewrite(save_derivatives, (When.JOINT,), "what is behind a product in the backward graph is one multiplication"),
+    Rewrite(join_wide_norms, (When.JOINT,), "rows of a norm's gradients are read once, not for each of them"),
     Rewrite(open_norms, (When.JOINT,), "the derivative of a norm is part of the chain of rows around it"),
     Rewrite(put_off_expands, (When.JOINT,), "a column is not held as rows that repeat it"),
     Rewrite(narrow_products, (When.BACKWARD,), "columns that nobody reads are not computed"),
