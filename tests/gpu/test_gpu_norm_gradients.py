@@ -33,10 +33,11 @@ def test_values(name: str) -> None:
     got = run()
     assert is_right(got, operands)
     graph = capture(run)
-    for result in graph.outputs:
-        result.fill_(float("nan"))  # pyright: ignore[reportAttributeAccessIssue]
+    results: list[Tensor] = graph.outputs  # pyright: ignore[reportAssignmentType]
+    for result in results:
+        result.fill_(float("nan"))
     graph.graph.replay()
-    assert all(torch.equal(a, b) for a, b in zip(graph.outputs, got, strict=True))  # pyright: ignore
+    assert all(torch.equal(a, b) for a, b in zip(results, got, strict=True))
 
 
 def test_rows_that_start_anywhere() -> None:

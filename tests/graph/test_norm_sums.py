@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
 from tilestream.graph.capture import capture
@@ -134,3 +135,31 @@ def test_a_norm_in_part_in_a_region_stays() -> None:
     other.meta = dict(total.meta)
     total.replace_all_uses_with(other, delete_user_cb=lambda user: user is not other)
     assert rewrite(graph, join_norm_gradients) == 1
+
+
+def test_a_sum_that_is_made_before_the_input_stays() -> None:
+    """As where the forward graph's rows are made again late in the backward graph."""
+    graph = backward_of(Blocks(64).bfloat16(), torch.randn(40, 64).bfloat16())
+    before = copy.deepcopy(graph)
+    gradient = next(n for n in graph.graph.nodes if packet(n) is aten.mm)
+    total = next(n for n in graph.graph.nodes if packet(n) is aten.sum and n.args[0] is gradient)
+    x = next(n for n in graph.graph.nodes if packet(n) is aten.sub).args[0]
+    gradient.append(total)
+    with graph.graph.inserting_after(total):
+        late = graph.graph.call_function(aten.clone.default, (x,))  # pyright: ignore[reportArgumentType]
+    late.meta = dict(x.meta)  # pyright: ignore
+    x.replace_all_uses_with(late, delete_user_cb=lambda user: user is not late and total < user)  # pyright: ignore
+    assert rewrite(graph, join_norm_gradients) == 2 and packet(total) is aten.sum and total.users
+    for got, want in zip(values(graph), values(before), strict=True):
+        assert (got - want).norm() <= 0.01 * want.norm()
+
+
+def test_what_is_alike_in_part_stays() -> None:
+    """Products with numbers, and sums of what is no norm's."""
+
+    def run(g: Tensor, x: Tensor, shift: Tensor) -> tuple[Tensor, ...]:
+        normal = x * torch.rsqrt((x * x).mean(-1, keepdim=True) + shift)
+        return (normal * g).sum(0), (2.0 * g).sum(0), (normal * 0.5).sum(0)
+
+    graph = make_fx(run, tracing_mode="fake")(*(torch.randn(40, 64).bfloat16() for _ in range(2)), torch.ones(40, 1))
+    assert rewrite(graph, join_norm_gradients) == 0

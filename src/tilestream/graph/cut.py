@@ -67,6 +67,8 @@ def minimum_cut(
     from torch._functorch.partitioners import min_cut_rematerialization_partition
 
     marked, end = [n for n in joint.graph.nodes if SAVED in n.meta], num_fwd_outputs
+    if not marked:
+        return min_cut_rematerialization_partition(joint, inputs, num_fwd_outputs=end, **kwargs)
     results, told = (tree_leaves(given) for given in _results(joint))
     _return(joint, [*results[:end], *marked, *results[end:]], [*told[:end], *told[:1] * len(marked), *told[end:]])
     forward, backward = min_cut_rematerialization_partition(joint, inputs, num_fwd_outputs=end + len(marked), **kwargs)

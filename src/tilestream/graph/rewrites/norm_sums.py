@@ -39,8 +39,9 @@ from tilestream.kernels.operators.norm_gradients import NormGradients
 def norm_gradients(
     gradient: Tensor, x: Tensor, weight: Tensor | None, eps: float, centred: bool, beside: Tensor | None, parts: int
 ) -> tuple[Tensor, Tensor]:
-    """The gradient of LayerNorm's input, or of RMSNorm's if not ``centred``, [*, columns], and what those of its weight
-    and bias are sums of, fp32 (fp64 of fp64) [parts, 2, columns]; all is fp32 and rounded once.
+    """The gradient of LayerNorm's input, or of RMSNorm's if not ``centred``, [*, columns]; and what those of its weight
+    and bias are sums of, fp32 (fp64 of fp64) [parts, sums, columns], of RMSNorm one of its weight. All is fp32 and
+    rounded once.
 
     Args:
         gradient, x: [*, columns], of the norm's result and its input. weight: [columns], or None.
@@ -111,10 +112,7 @@ def join_wide_norms(graph: fx.Graph, _: Settings) -> int:
 
 
 def _joined(norms: Sequence[_Norm]) -> int:
-    taken = [(norm, shape) for norm in norms if (shape := norm.shape) is not None]
-    for norm, shape in taken:
-        _replace(norm, shape)
-    return len(taken)
+    return sum(_replace(norm, shape) for norm in norms if (shape := norm.shape) is not None)
 
 
 def _whole(graph: fx.Graph) -> list[_Norm]:
@@ -138,7 +136,7 @@ def _opened(graph: fx.Graph) -> list[_Norm]:
     numbers = _Numbers(graph)
     made: list[_Norm] = []
     for total in [n for n in graph.nodes if sums_rows(n)]:
-        if (read := _read(total)) is None:
+        if numbers.alike(total)[0] is not total or (read := _read(total)) is None:
             continue
         # The first like it, lest it come behind one of those that are replaced.
         gradient, x, (eps, centred) = numbers.alike(read[0])[0], numbers.alike(read[1])[0], read[2:]
@@ -157,25 +155,21 @@ def _opened(graph: fx.Graph) -> list[_Norm]:
 
 def _read(total: fx.Node) -> tuple[fx.Node, fx.Node, float, bool] | None:
     """Gradient, input, eps and whether means are subtracted, if ``total`` is the sum of ``x^`` times the gradient."""
-    try:
-        normal, gradient = _parts(total.args[0], aten.mul)
-        rows, scale = _parts(normal, aten.mul)
-        (shifted,) = _parts(scale, aten.rsqrt)
-        _, eps = _parts(shifted, aten.add)
-        centred = packet(rows) is aten.sub
-        return gradient, (rows.args[0] if centred or packet(rows) is aten._to_copy else rows), float(eps), centred
-    except _Other:
+    normal, gradient = _operands(total.args[0], aten.mul)
+    rows, scale = _operands(normal, aten.mul)
+    shifted, _ = _operands(scale, aten.rsqrt)
+    _, eps = _operands(shifted, aten.add)
+    if not isinstance(gradient, fx.Node) or not isinstance(rows, fx.Node) or not isinstance(eps, int | float):
         return None
+    centred = packet(rows) is aten.sub
+    x = rows.args[0] if centred or packet(rows) is aten._to_copy else rows
+    return (gradient, x, float(eps), centred) if isinstance(x, fx.Node) else None
 
 
-class _Other(Exception):
-    """A node is another operator than the one looked for."""
-
-
-def _parts(node: object, wanted: object) -> tuple[Any, ...]:
-    if not isinstance(node, fx.Node) or packet(node) is not wanted:
-        raise _Other
-    return node.args
+def _operands(node: object, wanted: object) -> tuple[Any, Any]:
+    """The first two of an operator that is ``wanted``; nothing of another."""
+    is_it = isinstance(node, fx.Node) and packet(node) is wanted
+    return (*node.args, None)[:2] if is_it else (None, None)  # pyright: ignore
 
 
 def _weights(gradients: Sequence[fx.Node]) -> list[fx.Node | None]:
@@ -210,9 +204,14 @@ class _Numbers:
         return self._names[node]
 
 
-def _replace(norm: _Norm, shape: NormGradients) -> None:
+def _replace(norm: _Norm, shape: NormGradients) -> bool:
+    """Put the operator in the place of what was found, if its operands are there by then; whether it did."""
     rows, weights, biases = norm.found
+    read = [n for n in (norm.gradient, norm.x, norm.weight) if n is not None]
+    biases = [n for n in biases if all(r < n for r in read)]  # else made before ``x`` is, and left as it is
     first, fake = min(*rows, *weights, *biases), norm.x.meta["val"]
+    if not all(r < first for r in read):
+        return False
     last, beside = _with_beside(rows, first)
     parts = shape.ctas(hint(fake.numel()) // shape.columns)
     with first.graph.inserting_before(first):
@@ -225,6 +224,7 @@ def _replace(norm: _Norm, shape: NormGradients) -> None:
         for k, some in enumerate((weights, biases)):
             for node in some:
                 node.replace_all_uses_with(cast(node, call(first, aten.select.int, totals, 0, k)))
+    return True
 
 
 def _with_beside(rows: Sequence[fx.Node], first: fx.Node) -> tuple[Sequence[fx.Node], fx.Node | None]:
