@@ -82,7 +82,7 @@ def test_what_it_means(centred: bool, weighted: bool) -> None:
 
 
 @pytest.mark.nvrtc
-@pytest.mark.parametrize("columns", [96, 192, 384, 768, 1024])
+@pytest.mark.parametrize("columns", [192, 384, 1024])
 @pytest.mark.parametrize("centred", [True, False])
 def test_compiles_without_spills(columns: int, centred: bool) -> None:
     lanes = kernel(NormGradients(columns, "bf16", centred, True, True))

@@ -26,7 +26,6 @@ class Case:
 
 
 CASES = {
-    "one vector a lane": Case(21, 64, beside=True),
     "two of three lanes": Case(40, 96, parts=2),
     "three vectors": Case(17, 192, parts=3, beside=True),
     "no weight": Case(9, 256, weighted=False),
@@ -34,7 +33,7 @@ CASES = {
     "few lanes of the last turn": Case(10, 130),
     "root mean squares": Case(19, 768, centred=False, parts=2),
     "the widest": Case(12, 1024, beside=True),
-    "more CTAs than rows": Case(3, 64, parts=4),
+    "more CTAs than rows": Case(3, 192, parts=4, beside=True),
 }
 
 
