@@ -91,14 +91,11 @@ class _Norm:
         given = [self.gradient, self.x, *rows, *([self.weight] if self.weight else [])]
         fakes = [fake for n in given if (fake := value(n)) is not None and fake.is_contiguous()]
         alike = len(fakes) == len(given) and len({fake.dtype for fake in fakes}) == 1
-        if not rows or not weights or not alike or fakes[0].dtype not in _DTYPES:
+        if not rows or not weights or not alike or DTYPES.get(fakes[0].dtype) not in ("bf16", "f16"):
             return None
         columns = fakes[0].shape[-1]
         shape = NormGradients(columns, DTYPES[fakes[0].dtype], self.centred, self.weight is not None, False)
         return shape if isinstance(columns, int) and shape.taken else None
-
-
-_DTYPES = {torch.bfloat16, torch.float16}
 
 
 def join_norm_gradients(graph: fx.Graph, _: Settings) -> int:
@@ -215,8 +212,7 @@ def _replace(norm: _Norm, shape: NormGradients) -> bool:
     last, beside = _with_beside(rows, first)
     parts = shape.ctas(hint(fake.numel()) // shape.columns)
     with first.graph.inserting_before(first):
-        given = norm.gradient, norm.x, norm.weight, norm.eps, norm.centred, beside, parts
-        made = call(first, NORM_GRADIENTS, *given)
+        made = call(first, NORM_GRADIENTS, norm.gradient, norm.x, norm.weight, norm.eps, norm.centred, beside, parts)
         along, sums = (call(first, python.getitem, made, k) for k in range(2))
         totals = call(first, aten.sum.dim_IntList, sums, [0])
         for node in last:
