@@ -14,7 +14,7 @@ from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
 from tilestream.graph.lowering import MAX_FEATURES
-from tilestream.graph.nodes import arguments, aten, is_product, is_view, packet, value
+from tilestream.graph.nodes import arguments, aten, behind, is_product, is_view, packet, value
 from tilestream.graph.rewrites.each import each
 from tilestream.graph.rewrites.insert import call
 from tilestream.graph.rewrites.settings import Settings
@@ -50,6 +50,5 @@ def _is_wide(x: fx.Node) -> bool:
 
 
 def _of_a_product(node: fx.Node) -> bool:
-    while is_view(node) and len(node.users) == 1:
-        node = arguments(node)[0]
-    return is_product(node) and len(node.users) == 1
+    made = behind(node, lambda n: is_view(n) and len(n.users) == 1)
+    return is_product(made) and len(made.users) == 1
