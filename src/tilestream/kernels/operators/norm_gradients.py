@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 
+from tilestream.devices.h200 import H200
 from tilestream.kernels.operators.lanes import LaneKernel, text_of
 from tilestream.kernels.parts.params import Field, Struct, pointers
 
@@ -15,8 +16,8 @@ MOST_COLUMNS = 1024
 RESIDENT = {6: 4, 12: 2, 32: 1}
 """CTAs of an SM, by the columns of a lane up to which they have the registers that they want."""
 
-SMS = 132
-"""Of an H200. Microseconds there, 1,024 rows of 768 in 33, 66, 132 and 264 CTAs: 6.0, 4.5, 3.8, 5.3; 12,608 of 192:
+SMS = H200.sms
+"""Microseconds on an H200, 1,024 rows of 768 in 33, 66, 132 and 264 CTAs: 6.0, 4.5, 3.8, 5.3; 12,608 of 192:
 23.4, 12.7, 7.3, 5.9, and 5.9 in 528; 50,176 of 96: 102.8, 49.3, 26.8, 17.5, and 15.5 in 528."""
 
 PARAMS = Struct(
