@@ -6,7 +6,7 @@ INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 JOBS ?= auto
 
-.PHONY: demo test smoke setup lint tables clean
+.PHONY: demo test test-all smoke setup lint tables clean
 
 demo: $(INSTALLED)
 	$(BIN)/tilestream demo
@@ -15,6 +15,10 @@ demo: $(INSTALLED)
 # that tests/lib/collected.py gives them: those first for which a process would wait at the end, those last that are skipped.
 test: $(INSTALLED)
 	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadgroup --no-loadscope-reorder $(PYTEST_ARGS)
+
+# The same with every case of the tests that `make test` thins out (docs/testing.md).
+test-all: $(INSTALLED)
+	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadgroup --no-loadscope-reorder --all-cases $(PYTEST_ARGS)
 
 # A minute that touches every part, for after an edit.
 smoke: $(INSTALLED)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from collected import GROUP, SKIPPED, WHOLE_SUITE, first_line, ordered
+from collected import GROUP, SKIPPED, WHOLE_SUITE, first_line, left_out, ordered
 from hypothesis import settings
 from lost_context import leave_if_lost
 from torch import Tensor, fx
@@ -33,8 +33,16 @@ settings.register_profile("random", deadline=None, print_blob=True)
 settings.load_profile("same")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all-cases", action="store_true", help="run all cases of tests that are marked every(n)")
+
+
 @pytest.hookimpl(wrapper=True)  # xdist, in between, asks for the groups
-def pytest_collection_modifyitems(items: list[pytest.Item]):
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]):
+    named = any("::" in argument for argument in config.args)  # by somebody who wants that one
+    if not named and not config.getoption("--all-cases") and (left := left_out(items)):
+        config.hook.pytest_deselected(items=left)
+        items[:] = [item for item in items if item not in set(left)]
     lacking = {"gpu": cuda.available()}
     if compiler_version() == "none":
         lacking["nvrtc"] = "NVRTC is not installed (pip install 'tilestream[cuda]')"

@@ -72,6 +72,7 @@ def start(tmp_path: Path) -> Iterator:
     ("name", "processes", "signals"),
     [("sweep", 4, 1), ("sweep", 4, 3), ("reproduce", 3, 3), ("one process", 1, 3), ("sparse", 1, 3)],
 )
+@pytest.mark.every(2)
 def test_interrupts_end_a_command_with_all_its_processes(start, name: str, processes: int, signals: int) -> None:
     p, said = start(name, processes)
     for _ in range(signals):

@@ -322,6 +322,7 @@ class Gated(nn.Module):
 
 @pytest.mark.parametrize("rows", [1, 16, 128, 700])
 @pytest.mark.parametrize("name", ["a100", "h200+sms*0.05"])
+@pytest.mark.every(3)
 def test_small_models_are_planned_for_devices_without_clusters_or_with_few(name: str, rows: int):
     """Kernels of blocks on few rows may be clusters; where there are none, others are candidates still."""
     block = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))

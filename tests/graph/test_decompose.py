@@ -73,6 +73,7 @@ LOSSES: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 @pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.every(2)
 def test_losses_of_labels(name: str, handed: list[fx.GraphModule]):
     net = nn.Sequential(linear(9, 13), nn.ReLU(), linear(13, 5)).bfloat16()
     x = torch.randn(ROWS, 9).bfloat16()

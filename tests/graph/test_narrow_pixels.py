@@ -40,6 +40,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.every(2)
 def test_through_torch_compile(name: str) -> None:
     """As eager has it, a convolution, its norm and ReLU in one region."""
     model, x = CASES[name]

@@ -35,6 +35,7 @@ APPS = {
 
 
 @pytest.mark.parametrize("app", APPS)
+@pytest.mark.every(2)
 def test_never_more_than_inductor_saves(app: str) -> None:
     sizes, most = APPS[app]
     found = saved(*find(app).make(training=True, **sizes))

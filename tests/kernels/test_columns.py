@@ -149,6 +149,7 @@ def test_operands_of_as_many_registers_as_a_chunk_wait_in_shared_memory():
     ids=["two", "wide", "gated", "ragged", "widest", "chunks of 128", "f16"],
 )
 @pytest.mark.parametrize("in_flight", [2, 1])
+@pytest.mark.every(3)
 def test_kernels_on_the_host(program: Pipeline, chunk: int, in_flight: int, folder: Path):
     p = chunked(program, chunk)
     check(p.with_stages((p.stages[0].with_(in_flight=in_flight),)), 300, folder)

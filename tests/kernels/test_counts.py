@@ -163,6 +163,7 @@ def test_a_prediction_takes_milliseconds():
         (slopes(), 0),
     ],
 )
+@pytest.mark.every(3)
 def test_instructions_are_those_of_the_machine_code(program: Pipeline, dim: int):
     p = placed(program, dim)
     schedule = build(p.stages[0], p)

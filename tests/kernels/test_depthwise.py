@@ -28,6 +28,7 @@ CASES: dict[str, Case] = {
 
 @gxx
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.every(2)
 def test_values(name: str) -> None:
     operands = given(CASES[name])
     assert is_right(on_host(CASES[name], operands), CASES[name], operands)
@@ -60,6 +61,7 @@ MUTANTS = {
 
 @gxx
 @pytest.mark.parametrize("name", MUTANTS)
+@pytest.mark.every(2)
 def test_mutants_are_caught(name: str) -> None:
     case = CASES["7 x 7, tiles that stick out"]
     operands = given(case)

@@ -39,6 +39,7 @@ MUTATED = "24 channels, tiles that stick out"
 @gxx
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.every(3)
 def test_values(name: str, layout: torch.memory_format) -> None:
     group, case = CASES[name]
     operands = given(case, group=group)
@@ -77,6 +78,7 @@ MUTANTS = {
 
 @gxx
 @pytest.mark.parametrize("name", MUTANTS)
+@pytest.mark.every(2)
 def test_mutants_are_caught(name: str) -> None:
     group, case = CASES[MUTATED]
     operands = given(case, group=group)
@@ -107,6 +109,7 @@ SPILLED = 80
 
 @pytest.mark.nvrtc
 @pytest.mark.parametrize(("shape", "images"), SHAPES)
+@pytest.mark.every(3)
 def test_compiles(shape: Depthwise, images: int) -> None:
     tile = tile_of(shape, images, 132)
     lanes = kernel(shape, tile)

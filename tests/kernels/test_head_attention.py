@@ -99,6 +99,7 @@ MUTANTS = {
 
 @gxx
 @pytest.mark.parametrize("name", MUTANTS)
+@pytest.mark.every(3)
 def test_mutants_are_caught(name: str) -> None:
     old, new, races = MUTANTS[name]
     plain, masked = Case(4, 3, 70, 64), Case(4, 3, 70, 64, ((2, 1, 70, 70),))
@@ -118,6 +119,7 @@ def test_mutants_are_caught(name: str) -> None:
 @pytest.mark.parametrize(
     "sizes", [(197, 197, "bf16"), (50, 50, "f16"), (130, 8, "bf16"), (256, 256, "bf16"), (257, 257, "f16")]
 )
+@pytest.mark.every(2)
 def test_compiles_to_tensor_cores_without_spills(sizes: tuple[int, int, str]) -> None:
     queries, keys, *dtype = sizes
     for terms, paired in ((0, False), (1, False), (2, True)):

@@ -159,6 +159,7 @@ NAMED = {
 
 
 @pytest.mark.parametrize("name", NAMED)
+@pytest.mark.every(4)
 def test_named(name: str, folder: Path) -> None:
     check(NAMED[name](), 200, folder)
 
@@ -234,6 +235,7 @@ def test_expm1_is_as_exact_as_eager(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(FUZZ))
+@pytest.mark.every(4)
 def test_random_pipelines(seed: int, folder: Path) -> None:
     pipeline = random_pipeline(seed, Limits(max_width=512 if seed % 3 == 0 else 256, f32=seed % 4 == 3))
     try:

@@ -205,6 +205,7 @@ def test_words_of_another_launch_are_seen(mutation: Mutation, folder: Path) -> N
 
 
 @pytest.mark.parametrize("name", TAILS)
+@pytest.mark.every(2)
 def test_no_races(name: str, folder: Path, flagged: None) -> None:
     check(SMALL, TAILS[name], 60, folder, sanitize=True, launches=2)
 
@@ -273,6 +274,7 @@ ODD = Ffn(152, 72, 48)
 
 
 @pytest.mark.parametrize("name", MUTANTS)
+@pytest.mark.every(3)
 def test_a_broken_protocol_is_seen(name: str, folder: Path, flagged: None) -> None:
     split, mutation = MUTANTS[name]
     wrong = mutation.file == "descriptors.cuh" or name.startswith(("a part goes", "columns beyond"))

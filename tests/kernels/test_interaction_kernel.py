@@ -55,6 +55,7 @@ def on_host(
 @gxx
 @pytest.mark.parametrize("kernel", [FORWARD, BACKWARD])
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.every(3)
 def test_values(kernel: str, name: str) -> None:
     got, eager, exact = run(kernel, CASES[name])
     error, own, good = oracle.judge([got], [eager], [exact])
@@ -89,6 +90,7 @@ MUTANTS = {
 
 @gxx
 @pytest.mark.parametrize("name", MUTANTS)
+@pytest.mark.every(3)
 def test_mutants_are_caught(name: str) -> None:
     kernel, old, new = MUTANTS[name]
     case = Case(5, 24, 9, diagonal=True, twice=True)

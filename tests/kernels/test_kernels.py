@@ -70,6 +70,7 @@ def _kernels(program: str, strategy: str) -> list[tuple[KernelSource, KernelRepo
 
 
 @pytest.mark.parametrize(("program", "strategy"), GROUPED)
+@pytest.mark.every(4)
 def test_compiles_without_spills(program: str, strategy: str) -> None:
     for source, report in _kernels(program, strategy):
         assert report.spills == 0 and report.stack == 0, f"{source.name}: {report.spills} bytes spilled\n{report.log}"
@@ -79,6 +80,7 @@ def test_compiles_without_spills(program: str, strategy: str) -> None:
 
 @needs_disassembler
 @pytest.mark.parametrize(("program", "strategy"), GROUPED)
+@pytest.mark.every(4)
 def test_machine_code(program: str, strategy: str) -> None:
     for source, report in _kernels(program, strategy):
         assert sass.lint(report.cubin, source) == [], source.name

@@ -118,6 +118,7 @@ def test_mutants_are_caught(name: str) -> None:
 
 @pytest.mark.nvrtc
 @pytest.mark.parametrize(("features", "dtype"), [(16, "bf16"), (64, "bf16"), (64, "f16"), (80, "bf16"), (128, "bf16")])
+@pytest.mark.every(2)
 def test_compiles_to_tensor_cores_without_spills(features: int, dtype: str) -> None:
     kernel = attention_kernel(features, dtype)
     made = compile_text(kernel.text, kernel.name, kernel.shared_bytes)

@@ -33,6 +33,7 @@ needs_gxx = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not i
 @needs_gxx
 @pytest.mark.parametrize("rows", [1, 200])
 @pytest.mark.parametrize("name", ONE_STAGE)
+@pytest.mark.every(4)
 def test_kernels_mean_what_the_reference_machine_means(name: str, rows: int, folder: Path) -> None:
     pipeline = ONE_STAGE[name]()
     verify_on(pipeline, H200)
@@ -41,6 +42,7 @@ def test_kernels_mean_what_the_reference_machine_means(name: str, rows: int, fol
 
 @needs_gxx
 @pytest.mark.parametrize("seed", range(FUZZ))
+@pytest.mark.every(4)
 def test_random_pipelines(seed: int, folder: Path) -> None:
     pipeline = random_pipeline(seed, Limits(max_width=512 if seed % 3 == 0 else 256, mixed=True))
     try:

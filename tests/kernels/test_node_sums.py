@@ -155,6 +155,7 @@ def test_what_would_be_wrong_of_hubs_is_seen(what: str, tmp_path: Path) -> None:
 
 @on_host
 @pytest.mark.parametrize("what", WRONG)
+@pytest.mark.every(2)
 def test_what_would_be_wrong_is_seen(what: str, tmp_path: Path) -> None:
     pipeline = staged(edge_conv(16, 32, 64, ("sum",)))
     given = tensors(pipeline, degrees(COUNTS["a hub among others"]))

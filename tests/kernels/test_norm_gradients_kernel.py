@@ -57,6 +57,7 @@ MUTANTS = {
 
 @gxx
 @pytest.mark.parametrize("name", MUTANTS)
+@pytest.mark.every(3)
 def test_mutants_are_caught(name: str) -> None:
     operands = given(CASES["three vectors"])
     operands[-1] = 1

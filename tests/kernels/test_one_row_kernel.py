@@ -51,6 +51,7 @@ def divided(name: str) -> Pipeline:
 
 @gxx
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.every(2)
 def test_values(name: str, folder: Path) -> None:
     check(divided(name), 1, folder)
 
@@ -91,6 +92,7 @@ MUTANTS = {
 
 @gxx
 @pytest.mark.parametrize("name", MUTANTS)
+@pytest.mark.every(3)
 def test_mutants_are_caught(name: str, folder: Path) -> None:
     old, new, races = MUTANTS[name]
 

@@ -65,6 +65,7 @@ PROGRAMS: dict[str, tuple[Callable[[], Case], str]] = {
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.every(4)
 def test_programs(name: str) -> None:
     torch.manual_seed(len(name))
     make, dtype = PROGRAMS[name]
@@ -142,6 +143,7 @@ class OnHost:
     [("sum", False, (33,), "bf16"), ("sum", True, (1100,), "bf16"), ("max", False, (2, 3), "f32"),
      ("max", True, (5,), "f16"), ("min", False, (), "f32"), ("mul", False, (4,), "f32"), ("mul", True, (8,), "f32")],
 )  # fmt: skip
+@pytest.mark.every(2)
 def test_the_operator(
     how: str, base: bool, shape: tuple[int, ...], dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -260,6 +262,7 @@ MUTANTS = {
 
 
 @pytest.mark.parametrize("what", MUTANTS)
+@pytest.mark.every(2)
 def test_mutants_show(what: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     index = torch.randint(30, (2500,))

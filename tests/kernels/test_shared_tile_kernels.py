@@ -67,6 +67,7 @@ KERNELS = [
 
 @pytest.mark.nvrtc
 @pytest.mark.parametrize(("block", "split"), KERNELS, ids=str)
+@pytest.mark.every(4)
 def test_kernels_compile_without_spills(block: Ffn, split: Split) -> None:
     assert [r.spills for r in cuda.compile_only(shared(block, split))] == [0]
 

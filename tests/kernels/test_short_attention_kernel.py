@@ -39,6 +39,7 @@ def on_host(
 @gxx
 @pytest.mark.parametrize("sms", [1, 132])
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.every(4)
 def test_values(name: str, sms: int) -> None:
     """Few SMs take sequences after one another, many one each."""
     case = CASES[name]
@@ -96,6 +97,7 @@ MUTANTS = {
 
 @gxx
 @pytest.mark.parametrize("name", MUTANTS)
+@pytest.mark.every(3)
 def test_mutants_are_caught(name: str) -> None:
     old, new, races = MUTANTS[name]
     case = CASES["shifted windows"]
@@ -144,6 +146,7 @@ SHAPES = {
 
 @pytest.mark.nvrtc
 @pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.every(3)
 def test_compiles_without_spills(name: str) -> None:
     shape, _ = SHAPES[name]
     grid = grid_of(shape, 132)

@@ -197,6 +197,7 @@ MUTANTS = {
 
 
 @pytest.mark.parametrize("what", MUTANTS)
+@pytest.mark.every(2)
 def test_mutants_show(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mutant = OnHost(tmp_path, Mutation("sorted_keys.cuh", *MUTANTS[what]))
     mutant.use(monkeypatch)

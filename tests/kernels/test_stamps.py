@@ -75,6 +75,7 @@ def recorded(name: str, folder: Path) -> tuple[Pipeline, Recording]:
 
 @needs_compiler
 @pytest.mark.parametrize("name", PIPELINES)
+@pytest.mark.every(2)
 def test_every_tile_of_every_stage_once_and_in_order(name: str, folder: Path) -> None:
     pipeline, run = recorded(name, folder)
     assert run.dropped == 0 and run.rows == ROWS
@@ -84,6 +85,7 @@ def test_every_tile_of_every_stage_once_and_in_order(name: str, folder: Path) ->
 
 @needs_compiler
 @pytest.mark.parametrize("seed", range(12))
+@pytest.mark.every(3)
 def test_random_pipelines(seed: int, folder: Path) -> None:
     pipeline = random_pipeline(seed, Limits(max_width=256, f32=seed % 4 == 3))
     try:
@@ -311,6 +313,7 @@ def _no_regions() -> Analysis:
 @pytest.mark.nvrtc
 @pytest.mark.skipif(sass.disassembler() is None, reason="cuobjdump is not installed")
 @pytest.mark.parametrize("name", PIPELINES)
+@pytest.mark.every(2)
 def test_kernels_with_stamps_compile_and_keep_the_rules(name: str) -> None:
     for launch in cut_at_dram(PIPELINES[name]()):
         source = emit(launch, stamped=True)

@@ -175,6 +175,7 @@ MUTANTS = {
 
 @on_host
 @pytest.mark.parametrize("name", MUTANTS)
+@pytest.mark.every(2)
 def test_mutants_are_caught(name: str, folder: Path) -> None:
     """Each step of the protocol is there for a reason: without it a value is wrong, or what ``CAUGHT`` names shows."""
     p = gradients(Layer(72, 64, splits=2, groups="o"))

@@ -41,6 +41,7 @@ CASES["a wide head's"] = (Shape(2, 96, 64, 3, 1, 128, 9, 24, warps=2, form=FORMS
 
 @gxx
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.every(4)
 def test_values(name: str) -> None:
     shape, place = CASES[name]
     given = made_up(shape, place)
@@ -158,6 +159,7 @@ MODELS = {
 
 @pytest.mark.parametrize("batch", [1, 32])
 @pytest.mark.parametrize("name", MODELS)
+@pytest.mark.every(3)
 def test_compiles(name: str, batch: int) -> None:
     kernel = StepKernel(replace(MODELS[name], batch=batch))
     assert not kernel.shape.refusal

@@ -75,6 +75,7 @@ MUTANTS = {
 
 @gxx
 @pytest.mark.parametrize("name", MUTANTS)
+@pytest.mark.every(3)
 def test_mutants_are_caught(name: str) -> None:
     def right(case: str, options: HostRun) -> bool:
         operands = given(*CASES[case])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import pytest
@@ -24,6 +25,19 @@ def ordered(items: Sequence[pytest.Item]) -> list[pytest.Item]:
         return 0 if item.get_closest_marker("early") or item.get_closest_marker("xdist_group") else 1
 
     return sorted(items, key=place)
+
+
+def left_out(items: Sequence[pytest.Item]) -> list[pytest.Item]:
+    """Of tests with the marker ``every(n)`` all cases but every n-th, the first among those that stay."""
+    seen: Counter[str] = Counter()
+    found = []
+    for item in items:
+        if (marker := item.get_closest_marker("every")) is not None:
+            name = item.nodeid.split("[")[0]
+            if seen[name] % marker.args[0]:
+                found.append(item)
+            seen[name] += 1
+    return found
 
 
 def first_line(tests: int, on_gpu: int, lacking: str) -> str:

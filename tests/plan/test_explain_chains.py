@@ -63,6 +63,7 @@ def narrow() -> Analysis:
     ],
     ids=["one launch", "two", "both warpgroups' sums", "biases", "inputs made again", "too wide"],
 )
+@pytest.mark.every(2)
 def test_what_is_told_is_what_a_compilation_makes(
     model: Callable[[], nn.Module], x: tuple[int, ...], count: int, joined: list[tuple[Pipeline, ...]]
 ) -> None:

@@ -410,6 +410,7 @@ def test_few_rows_are_spread_by_columns_over_twice_as_many_sms():
 
 @pytest.mark.parametrize("name", sorted(devices.DEVICES))
 @pytest.mark.parametrize("make", [chain, nerf, edge_block], ids=lambda f: f.__name__)
+@pytest.mark.every(3)
 def test_every_strategy_has_a_prediction_on_every_device(name, make):
     made = plan(make(), 65_536, devices.get(name), Options())
     assert {c.strategy for c in made.candidates if c.predicted_us} == {"vertical", "spatial", "bulk", FALLBACK}

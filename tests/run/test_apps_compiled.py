@@ -49,6 +49,7 @@ def gradients(function: Any, module: nn.Module, inputs: tuple[Tensor, ...]) -> T
 
 
 @pytest.mark.parametrize("name", APPS)
+@pytest.mark.every(2)
 def test_gradients_are_as_near_to_float64_as_eagers(name: str, graphs: list[fx.GraphModule]):
     module, inputs = MODELS[name].make(device="cpu", training=True, **SMALL[name])
     got = gradients(compiled(module), module, inputs)
@@ -62,6 +63,7 @@ def test_gradients_are_as_near_to_float64_as_eagers(name: str, graphs: list[fx.G
 
 
 @pytest.mark.parametrize("name", APPS)
+@pytest.mark.every(2)
 def test_results_are_as_near_to_float64_as_eagers(name: str):
     module, inputs = MODELS[name].make(device="cpu", **SMALL[name])
     with torch.no_grad():

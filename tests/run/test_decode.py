@@ -74,6 +74,7 @@ CASES["Phi-4's"] |= {"features": 128}
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.every(4)
 def test_tokens_of_a_model(name: str, compiled_graphs: list[Any]) -> None:
     given = CASES[name]
     ours = model(**given)
@@ -132,6 +133,7 @@ class Twice(nn.Module):
         "a cache that is read again",
     ],
 )
+@pytest.mark.every(2)
 def test_what_is_no_step_runs_as_before(module: Any, compiled_graphs: list[Any]) -> None:
     ours = module()
     eager = copy.deepcopy(ours)

@@ -65,6 +65,7 @@ def test_a_bag_is_one_region_without_a_sort() -> None:
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
 @pytest.mark.parametrize("how", [{}, {"include_last_offset": True}, {"padding_idx": 3}], ids=str)
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
+@pytest.mark.every(4)
 def test_bags(mode: str, how: dict[str, Any], dtype: torch.dtype) -> None:
     module = Bag(mode, **how)
     inputs = bags(dtype, closed="include_last_offset" in how)
@@ -153,6 +154,7 @@ def test_bad_indices(index: int) -> None:
 @pytest.mark.parametrize("by", ["lengths", "offsets"])
 @pytest.mark.parametrize("initial", [None, 0.25])
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
+@pytest.mark.every(4)
 def test_segment_reduce(how: str, by: str, initial: float | None, dtype: torch.dtype) -> None:
     lengths = torch.tensor([3, 0, 70, 7, 0]).to(dtype)
     bounds = lengths if by == "lengths" else F.pad(lengths.cumsum(0, dtype=dtype), (1, 0))
@@ -203,6 +205,7 @@ def test_bad_lengths(lengths: list[int]) -> None:
 
 @pytest.mark.parametrize("how", ["sum", "mean", "amax", "amin"])
 @pytest.mark.parametrize("keepdim", [False, True])
+@pytest.mark.every(3)
 def test_jagged_tensors_are_not_padded(how: str, keepdim: bool) -> None:
     """PyTorch pads each segment to as many rows as there are in all."""
     lengths = torch.tensor([3, 40, 7] if how == "mean" else [3, 0, 40, 7])

@@ -121,6 +121,7 @@ LISTS = {
 
 
 @pytest.mark.parametrize("module", [Gcn(), Attention()], ids=["gcn", "attention"])
+@pytest.mark.every(2)
 def test_as_eager(module: nn.Module, sorts: list[int]) -> None:
     fast = compiled(module)
     for index in LISTS.values():
@@ -151,6 +152,7 @@ def gradients(function: Callable[..., Tensor], module: nn.Module, *inputs: Tenso
 
 
 @pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.every(2)
 def test_a_training_step(sorts: list[int], weighted: bool) -> None:
     """Also of edges' weights; each list is sorted by receiver, and by sender for the gradients of gathers."""
     module = Gcn(3)
@@ -167,6 +169,7 @@ def test_a_training_step(sorts: list[int], weighted: bool) -> None:
 
 
 @pytest.mark.parametrize("module", [Attention(), Scored()], ids=["attention", "scored"])
+@pytest.mark.every(2)
 def test_gradients_of_a_softmax(module: nn.Module, sorts: list[int]) -> None:
     """Gathers by advanced indexing, whose gradients are ``index_put``, and a vector whose gradient is of all edges."""
     x = torch.randn(NODES, 32)

@@ -219,6 +219,7 @@ class Ends(nn.Module):
 
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize(("features", "most", "wanted"), [(16, 75, 2), (8, 75, 4), (16, 150, 4), (8, 150, 4)])
+@pytest.mark.every(3)
 def test_both_ends_of_an_edge(features: int, most: int, wanted: int, dynamic: bool) -> None:
     """One sum where their gradients are rows of one matrix; columns 0 and 24 of 40 are not, in steps of 16. Then the
     receivers' share the sort of the forward graph. So they do where there are more than two edges for each of 40 nodes:

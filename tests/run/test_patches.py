@@ -104,6 +104,7 @@ def test_what_is_returned_or_viewed_as_it_lies_is_copied_so(make: Callable[[], n
 @pytest.mark.parametrize("weights", LAYOUTS)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.every(3)
 def test_compiled(layout: str, weights: str, bias: bool) -> None:
     model, x = ready(Embedding(bias=bias), weights), pictures(layout=layout)
     graph = graph_of(model, x)
@@ -126,6 +127,7 @@ def gradients(model: nn.Module, call: Callable[[Tensor], Tensor], x: Tensor) -> 
 @pytest.mark.parametrize("weights", LAYOUTS)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.every(3)
 def test_trained(layout: str, weights: str, bias: bool) -> None:
     """Gradients are products too, and lie as the parameters do."""
     model, x = ready(Embedding(bias=bias), weights), pictures(layout=layout)

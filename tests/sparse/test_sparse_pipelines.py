@@ -66,6 +66,7 @@ MODELS = {
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", MODELS)
+@pytest.mark.every(3)
 def test_the_papers_models(name, dtype):
     (module, inputs, formats), steps = MODELS[name]
     bound = made(module, *inputs, dtype=dtype, **formats)

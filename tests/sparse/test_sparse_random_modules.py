@@ -7,6 +7,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Sparse")
 
 
 @pytest.mark.parametrize("first", range(0, 120, 20))
+@pytest.mark.every(2)
 def test_random_modules(first):
     verdicts = [verdict(seed) for seed in range(first, first + 20)]
     assert verdicts.count("right") > 12, "the generator makes modules that lower"

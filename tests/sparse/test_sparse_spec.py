@@ -68,6 +68,7 @@ def test_the_reference_matrices():
         ("x2", 4, 4276, 2372),
     ],
 )
+@pytest.mark.every(3)
 def test_reference_cycles(name, d, cycles, written):
     """Comal's counts (FuseFlow section 6): the dense one within 0.5 %, as it repeats a reference more; else exact."""
     m = small(d)

@@ -283,6 +283,7 @@ def test_every_design_of_a_random_graph_runs_and_conserves(graph):
 
 
 @pytest.mark.parametrize("shape", TILES, ids=str)
+@pytest.mark.every(3)
 def test_memory_bounds_every_prediction(shape: Tile):
     graph = nerf()
     p = only(design(graph, A100))

@@ -56,6 +56,7 @@ def executed(app: str, mode: Mode, execution: str) -> tuple[Design, list[str]]:
 
 
 @pytest.mark.parametrize(("app", "mode"), TEN)
+@pytest.mark.every(3)
 def test_plans_of_the_five_applications_give_the_right_values_and_gradients(app: str, mode: Mode) -> None:
     made, off = executed(app, mode, "deep")
     assert not off, "\n".join(off)
@@ -81,6 +82,7 @@ OTHERS = [
 
 
 @pytest.mark.parametrize(("app", "execution"), OTHERS)
+@pytest.mark.every(3)
 def test_other_plans_too(app: str, execution: str) -> None:
     _, off = executed(app, "training", execution)
     assert not off, "\n".join(off)

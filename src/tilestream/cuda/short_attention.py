@@ -1,4 +1,5 @@
-"""Attention over few keys, launched (``kernels/operators/short_attention``, ``head_attention``)."""
+"""Attention over few keys and its gradients, launched (``kernels/operators/short_attention``, ``head_attention``,
+``few_keys_gradients``)."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from tilestream.cuda import driver
 from tilestream.cuda.beside import Address, LaneCall, LaneKernel, launch, readable
 from tilestream.cuda.heads import LOG2_E, by_copies, heads_map
 from tilestream.ir.dtypes import DTYPES
-from tilestream.kernels.operators import head_attention
+from tilestream.kernels.operators import few_keys_gradients, head_attention
 from tilestream.kernels.operators.few_keys import MOST_TERMS, Attention
 from tilestream.kernels.operators.short_attention import by_groups, grid_of, kernel
 from tilestream.kernels.parts.tensor_maps import Encode
@@ -38,6 +39,21 @@ def call(
     encode: Encode = driver.encoded,
 ) -> LaneCall:
     """The launch that makes ``attention`` [batches, queries, heads, features] on a device of so many SMs."""
+    a, terms, values = _read(query, key, added, safe, address)
+    out = query.new_empty(a.batches, a.queries, a.heads, a.features)
+    values["scale"] = scale
+    given = (query, key, value)
+    if by_groups(a, sms):
+        chosen, ctas, more, held = _by_groups(a, given, out, scale, sms, address, encode)
+    else:
+        chosen, ctas, more, held = _by_lanes(a, given, out, sms, address)
+    return LaneCall(chosen, ctas if out.numel() else 0, values | more, [out], [*held, *terms])
+
+
+def _read(
+    query: Tensor, key: Tensor, added: Sequence[Tensor], safe: bool, address: Address
+) -> tuple[Attention, list[Tensor], dict[str, Any]]:
+    """The attention, what is added to its scores, and what of the argument says where that is."""
     batches, heads, queries, features = query.shape
     keys, size = key.shape[2], query.element_size()
     whole = [_rows(t, keys) for t in added]
@@ -46,17 +62,42 @@ def call(
     paired = keys % 2 == 0 and not any(n % 2 for t in terms for n in (*t.stride()[:3], t.data_ptr() // size))
     shape = (batches, heads, queries, keys, features)
     a = Attention(*shape, DTYPES[query.dtype], period, len(terms), paired, safe)
-    out = query.new_empty(batches, queries, heads, features)
     missing = MOST_TERMS - len(terms)
     strides = [size * n for t in terms for n in t.stride()[:3]]
-    values: dict[str, Any] = {"scale": scale, "heads": heads, "period": period}
-    values |= {"added": [*map(address, terms), *[0] * missing], "added_bytes": [*strides, *[0] * (3 * missing)]}
-    given = (query, key, value)
-    if by_groups(a, sms):
-        chosen, ctas, more, held = _by_groups(a, given, out, scale, sms, address, encode)
-    else:
-        chosen, ctas, more, held = _by_lanes(a, given, out, sms, address)
-    return LaneCall(chosen, ctas if out.numel() else 0, values | more, [out], [*held, *terms])
+    values = {"added": [*map(address, terms), *[0] * missing], "added_bytes": [*strides, *[0] * (3 * missing)]}
+    return a, terms, values | {"heads": heads, "period": period}
+
+
+def gradients(gradient: Tensor, *given: Any) -> Sequence[Tensor]:
+    """``graph.short_attention.GRADIENTS`` by its kernel."""
+    return tuple(launch(gradients_call(gradient, *given), gradient.device))
+
+
+def gradients_call(
+    gradient: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    added: Sequence[Tensor],
+    scale: float,
+    safe: bool,
+    summed: bool,
+    each: int,
+    address: Address = Tensor.data_ptr,
+) -> LaneCall:
+    """The launch that makes ``gradients``."""
+    a, terms, values = _read(query, key, added, safe, address)
+    rows, size = [readable(t) for t in (query, key, value, gradient)], query.element_size()
+    firsts, lasts, sums = few_keys_gradients.shapes(a, each, summed)
+    out = [query.new_empty(firsts), query.new_empty(lasts), query.new_empty(sums, dtype=torch.float32)]
+    to = [*out[0].unbind(2), *(out[1].unbind(2) if a.queries != a.keys else ())]
+    values |= {"from": [*map(address, rows)], "to": [*map(address, to)]}
+    values["to_row_bytes"] = [t.stride(1) * size for t in to]
+    for k, name in enumerate(("batch_bytes", "head_bytes", "row_bytes")):
+        values[name] = [t.stride(k) * size for t in rows]
+    values |= {"sums": address(out[2]), "turns": a.turns, "each": each, "scale": scale}
+    ctas = a.heads * few_keys_gradients.parts(a, each)
+    return LaneCall(few_keys_gradients.kernel(a, each, summed), ctas, values, out, [*rows, *terms])
 
 
 Made = tuple[LaneKernel, int, dict[str, Any], list[Tensor]]

@@ -106,7 +106,7 @@ def written_at(last: fx.Node) -> Written | None:
         return None
     (query, by_query), (turned, by_key), (values, by_value) = (_unscaled(n) for n in found)  # pyright: ignore
     key_rows = turned.target is aten.transpose.int and set(turned.args[1:]) in ({-2, -1}, {2, 3})
-    key = _narrow(turned.args[0] if key_rows else turned)  # pyright: ignore
+    key = narrow(turned.args[0] if key_rows else turned)  # pyright: ignore
     if value(last).dtype is torch.float32:  # pyright: ignore
         results = tuple(u for r in results for u in r.users)
         if not all(packet(u) is aten._to_copy for u in results):
@@ -176,10 +176,10 @@ def _source(node: Any, shape: list[int]) -> fx.Node | None:
 def _unscaled(node: fx.Node) -> tuple[fx.Node, float]:
     """A node without the factor that it has, and before it was made float32; and that factor."""
     number = _factor(node)
-    return (_narrow(node), 1.0) if number is None else (_narrow(node.args[0]), number)  # pyright: ignore
+    return (narrow(node), 1.0) if number is None else (narrow(node.args[0]), number)  # pyright: ignore
 
 
-def _narrow(node: fx.Node) -> fx.Node:
+def narrow(node: fx.Node) -> fx.Node:
     """What was made float32 of bf16."""
     before = node.args[0] if packet(node) is aten._to_copy else None
     return before if isinstance(before, fx.Node) and value(before).dtype is torch.bfloat16 else node  # pyright: ignore
@@ -301,14 +301,14 @@ def terms(site: Written) -> tuple[list[tuple[Step, float, list[int]]], float] | 
             scale *= step.other
             made = [(s, f * step.other, own) for s, f, own in made]
         else:
-            step = replace(step, other=_unexpanded(step.other))
+            step = replace(step, other=unexpanded(step.other))
             shape, own = _shape(step.node), _shape(step.other)
             made.append((step, 1.0, [1] * (len(shape) - len(own)) + own))
     periods = {own[0] for *_, own in made} - {1}
     return (made, scale) if len(periods) < 2 and all(len(own) == 4 for *_, own in made) else None
 
 
-def _unexpanded(node: fx.Node) -> fx.Node:
+def unexpanded(node: fx.Node) -> fx.Node:
     """What has the same for fewer sequences, heads or queries."""
     return behind(node, lambda n: packet(n) in (aten.expand, aten.clone))
 

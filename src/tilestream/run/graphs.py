@@ -49,6 +49,7 @@ from tilestream.run.place import Calls
 from tilestream.run.stopwatch import timed
 from tilestream.run.target import Target
 from tilestream.run.time_chains import chain_trial
+from tilestream.run.trained_attention import fuse_trained
 from tilestream.run.whole import Whole, is_far_ahead, least_us
 
 log = logging.getLogger(__name__)
@@ -165,10 +166,15 @@ class Compilation:
             self.step = stepped(graph, self.options, self.target)
         return self.step is not None and self.target.kind == "reference"
 
-    def stream_joint(self, graph: fx.GraphModule) -> None:
-        """Put our operators in the place of the interactions of a joint graph, before it is cut."""
+    def stream_joint(self, graph: fx.GraphModule, results: int) -> None:
+        """Put our operators in the place of interactions and attentions of a joint graph, before it is cut.
+
+        Args:
+            results: how many of its outputs are the forward graph's.
+        """
         made = replacements.replace_by(JOINT_INTERACTIONS, graph, self.options, self.target)
-        self.rewritten = self.rewritten or bool(made)
+        fused = fuse_trained(graph, results, self.options, self.target)
+        self.rewritten = bool(self.rewritten or made or fused)
 
     def prepare(self, forward: fx.GraphModule, backward: fx.GraphModule) -> None:
         """Begin to compile what both graphs of a training step will want, and plan both as it comes: the forward graph,

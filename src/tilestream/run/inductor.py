@@ -19,6 +19,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 
 from tilestream.announce import announce_failure
 from tilestream.graph.attention_masks import settle_masks
+from tilestream.graph.attention_ranks import give_ranks
 from tilestream.graph.modules import copied
 from tilestream.graph.repeated_heads import share_heads
 from tilestream.graph.rewrites.table import When, rewrite
@@ -80,7 +81,7 @@ def compile_graph(graph: fx.GraphModule, inputs: Sequence[Any], compilation: Com
         begin_driver()
     try:
         if options.attention:
-            compilation.rewritten = bool(settle_masks(graph) + share_heads(graph))
+            compilation.rewritten = bool(give_ranks(graph) + settle_masks(graph) + share_heads(graph))
         with young_only(), functorch.patch(enable_autograd_cache=cached), config.patch(changed):
             made: Any = compile_fx(graph, list(inputs), inner_compile=inner, decompositions={}, config_patches=patches)
         return keeping(made, inputs, options) if options.keeps_lists else made

@@ -48,15 +48,17 @@ class Partitioner(CustomPartitionerFn):
     def __call__(
         self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
-        if self._compilation is not None:
-            self._compilation.stream_joint(gm)  # first: what it joins is then no concatenation
-        forward, backward = self._cut(gm, joint_inputs, **kwargs)
-        device_ops.begin(gm.graph)
-        if self._compilation is not None:
+        compilation = self._compilation
+        if compilation is not None:
             from torch._inductor import config
 
             with config.patch(self._alone):
-                self._compilation.prepare(forward, backward)
+                compilation.stream_joint(gm, kwargs["num_fwd_outputs"])  # first: what it joins is no concatenation then
+        forward, backward = self._cut(gm, joint_inputs, **kwargs)
+        device_ops.begin(gm.graph)
+        if compilation is not None:
+            with config.patch(self._alone):
+                compilation.prepare(forward, backward)
         return forward, backward
 
     def uuid(self) -> str:

@@ -1,43 +1,19 @@
-// Attention over at most 256 keys: softmax(scale * Q K.T + what is added) V, a row's scores whole in registers.
+// Attention over at most 256 keys: softmax(scale * Q K.T + what is added) V.
 //
-// A CTA has TILES tiles of 16 queries of a head, a warp a tile; queries, keys and values come as strided rows, straight from the
-// product that made them, into shared memory, where 16 bytes of a row lie so that no ldmatrix meets a conflict. A CTA takes `each`
-// sequences after one another, `period` apart, those with the same bias and mask, which stay in registers if HELD: with BUFFERS of
-// 2; the next one comes while one is worked on. Results leave by tokens, as the next layer reads them.
+// A CTA has TILES tiles of 16 queries of a head, a warp a tile. It takes `each` sequences after one another, `period` apart, those
+// with the same bias and mask, which stay in registers if HELD: with BUFFERS of 2; the next one comes while one is worked on.
+// Results leave by tokens, as the next layer reads them.
 //
-// Compiled for DTYPE, FEATURES (of a head), QUERIES, KEYS, TILES a CTA, SPLITS of a head's queries, WARPS, RESIDENT, BUFFERS, TERMS
-// (of what is added), HELD, PAIRED (two keys of them are a word) and SAFE, behind ShortAttentionParams (short_attention.py).
+// Compiled for what few_keys.cuh is, TILES a CTA, SPLITS of a head's queries, RESIDENT and BUFFERS, behind ShortAttentionParams
+// (short_attention.py).
 #pragma once
-#include "lanes.cuh"
+#include "few_keys.cuh"
 
-constexpr int LANES = 32, THREADS = WARPS * LANES, CHUNKS = FEATURES / 8;  // 16 bytes of a row each
-constexpr int KEY_BLOCKS = (KEYS + 7) / 8, KEY_STEPS = (KEYS + 15) / 16, FEATURE_STEPS = FEATURES / 16;
-constexpr int QUERY_ROWS = 16 * TILES, KEY_ROWS = 16 * KEY_STEPS;
-constexpr u32 ROW_BYTES = 2 * FEATURES, KEYS_AT = QUERY_ROWS * ROW_BYTES, VALUES_AT = KEYS_AT + KEY_ROWS * ROW_BYTES;
-constexpr u32 BUFFER_BYTES = VALUES_AT + KEY_ROWS * ROW_BYTES;
-constexpr float LOG2_E = 1.44269504f;
-static_assert(THREADS / CHUNKS % 8 == 0 && (CHUNKS == 2 || CHUNKS == 4 || CHUNKS == 8 || CHUNKS == 16));
+constexpr int QUERY_ROWS = 16 * TILES;
+constexpr u32 KEYS_AT = QUERY_ROWS * ROW_BYTES, VALUES_AT = KEYS_AT + KEY_BYTES, BUFFER_BYTES = VALUES_AT + KEY_BYTES;
 
-using Element = ts::DTYPE;
 using Params = ShortAttentionParams;
 
-TS_DEV float nothing() { return ts::float_of(0xff800000u); }  // minus infinity
-TS_DEV u32 chunk_at(int row, int chunk) {
-  constexpr int ROWS_A_LINE = CHUNKS < 8 ? 8 / CHUNKS : 1, MASK = CHUNKS < 8 ? CHUNKS - 1 : 7;
-  return row * ROW_BYTES + 16 * (u32)(chunk ^ (row / ROWS_A_LINE & MASK));
-}
-
-// `rows` of `from`, and zeros up to ROWS.
-template <int ROWS>
-TS_DEV void load_rows(u32 to, const char* from, int row_bytes, int rows) {
-  constexpr int STEP = THREADS / CHUNKS;  // rows at once, by eights: they lie alike
-  const int first = lanes::thread() / CHUNKS, chunk = lanes::thread() % CHUNKS;
-  u32 place = to + chunk_at(first, chunk);
-  from += 16 * chunk;
-#pragma unroll 1
-  for (int row = first; row < ROWS; row += STEP, place += STEP * ROW_BYTES)
-    lanes::copy128(place, from + (row < rows ? row : 0) * (long long)row_bytes, row < rows ? 16 : 0);
-}
 TS_DEV void load(const Params& p, u32 to, int batch, int head, int first) {
   const char* const from[3] = {p.query + (long long)first * p.row_bytes[0], p.key, p.value};
   const auto at = [&](int k) { return from[k] + batch * p.batch_bytes[k] + head * p.head_bytes[k]; };
@@ -45,141 +21,6 @@ TS_DEV void load(const Params& p, u32 to, int batch, int head, int first) {
   load_rows<KEY_ROWS>(to + KEYS_AT, at(1), p.row_bytes[1], KEYS);
   load_rows<KEY_ROWS>(to + VALUES_AT, at(2), p.row_bytes[2], KEYS);
 }
-
-// What is added to scores of block j of keys: of a lane's two rows two keys each. `group`: of sequences with the same.
-TS_DEV void added_to(const Params& p, int group, int head, int row, int j, float (&v)[4]) {
-  const int key = 8 * j + lanes::lane() % 4 * 2;
-#pragma unroll
-  for (int k = 0; k < 4; ++k) v[k] = 0;
-#pragma unroll
-  for (int t = 0; t < TERMS; ++t) {
-    const long long* const stride = p.added_bytes + 3 * t;  // of group, head, query
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const int query = row + 8 * h < QUERIES ? row + 8 * h : QUERIES - 1;
-      const char* const at = p.added[t] + group * stride[0] + head * stride[1] + query * stride[2] + 2 * key;
-      if (PAIRED && key < KEYS) {
-        u32 both;
-        both = *(const u32*)at;
-        v[2 * h] += Element::low(both), v[2 * h + 1] += Element::high(both);
-      }
-#pragma unroll
-      for (int k = 0; k < 2 && !PAIRED; ++k)
-        if (key + k < KEYS) v[2 * h + k] += Element::low(*(const u16*)(at + 2 * k));
-    }
-  }
-}
-
-struct Tile {
-  float scores[KEY_BLOCKS][4], out[CHUNKS][4], sum[2];
-
-  // Four matrices by ldmatrix: of lane l row l % 8 of matrix l / 8. Two of them lie below each other, two beside each other.
-  TS_DEV void score(u32 queries, u32 keys) {
-    const int l = lanes::lane(), r = l % 8, m = l / 8;
-    u32 q[FEATURE_STEPS][4];
-#pragma unroll
-    for (int f = 0; f < FEATURE_STEPS; ++f) lanes::matrices(q[f], queries + chunk_at(m % 2 * 8 + r, 2 * f + m / 2));
-#pragma unroll
-    for (int j = 0; j < KEY_BLOCKS; j += 2) {
-#pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        scores[j][k] = 0;
-        if (j + 1 < KEY_BLOCKS) scores[j + 1][k] = 0;
-      }
-#pragma unroll
-      for (int f = 0; f < FEATURE_STEPS; ++f) {
-        u32 both[4];
-        lanes::matrices(both, keys + 8 * j * ROW_BYTES + chunk_at(m / 2 * 8 + r, 2 * f + m % 2));
-        lanes::product<Element>(scores[j], q[f], both[0], both[1]);
-        if (j + 1 < KEY_BLOCKS) lanes::product<Element>(scores[j + 1], q[f], both[2], both[3]);
-      }
-    }
-  }
-  TS_DEV float of_row(float v, bool most) {
-#pragma unroll
-    for (int far = 1; far < 4; far *= 2) {
-      const float other = lanes::across(v, far);
-      v = most ? ts::max_nan(v, other) : v + other;
-    }
-    return v;
-  }
-  // Scores become weights. `added`: of block j.
-  template <class Added>
-  TS_DEV void weigh(float scale, Added added) {
-    float most[2][2] = {{nothing(), nothing()}, {nothing(), nothing()}};  // two at a time, which wait less for each other
-#pragma unroll
-    for (int j = 0; j < KEY_BLOCKS; ++j) {
-      float more[4];
-      if (TERMS) added(j, more);
-      if (TERMS && !HELD && j % 4 == 3) lanes::together();  // so that not all are asked for before, with registers for all
-#pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        float& s = scores[j][k];
-        s = TERMS ? ts::fma_(s, scale, more[k]) : s;
-        if (8 * j + 8 > KEYS && 8 * j + lanes::lane() % 4 * 2 + k % 2 >= KEYS) s = nothing();
-        most[k / 2][k % 2] = ts::max_nan(most[k / 2][k % 2], s);
-      }
-    }
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      float now = of_row(ts::max_nan(most[h][0], most[h][1]), true), total[2] = {};
-      now = now == nothing() ? 0.0f : now;  // nothing is kept
-      const float to = scale * LOG2_E, from = now * to;
-#pragma unroll
-      for (int j = 0; j < KEY_BLOCKS; ++j)
-#pragma unroll
-        for (int k = 0; k < 2; ++k) {
-          float& s = scores[j][2 * h + k];
-          // The lowest numbers of a mask times log2(e) are no number.
-          s = ts::ex2(TERMS ? (s - now) * LOG2_E : ts::fma_(s, to, -from));
-          total[k] += s;
-        }
-      sum[h] = of_row(total[0] + total[1], false);
-    }
-  }
-  TS_DEV void weigh_values(u32 values) {
-    const int l = lanes::lane(), r = l % 8, m = l / 8;
-#pragma unroll
-    for (int f = 0; f < CHUNKS; ++f)
-#pragma unroll
-      for (int k = 0; k < 4; ++k) out[f][k] = 0;
-#pragma unroll
-    for (int j = 0; j < KEY_STEPS; ++j) {
-      u32 weights[4] = {};
-#pragma unroll
-      for (int k = 0; k < 4; ++k)
-        if (2 * j + k / 2 < KEY_BLOCKS)
-          weights[k] = Element::pack(scores[2 * j + k / 2][k % 2 * 2], scores[2 * j + k / 2][k % 2 * 2 + 1]);
-#pragma unroll
-      for (int f = 0; f < FEATURE_STEPS; ++f) {
-        u32 both[4];
-        lanes::matrices_turned(both, values + 16 * j * ROW_BYTES + chunk_at(m % 2 * 8 + r, 2 * f + m / 2));
-        lanes::product<Element>(out[2 * f], weights, both[0], both[1]);
-        lanes::product<Element>(out[2 * f + 1], weights, both[2], both[3]);
-      }
-    }
-  }
-  // Divided by the sums, through the place of the queries, of which a lane writes over what it alone read, to `rows` rows of `to`.
-  // Of a row of which nothing is kept zeros, or no number.
-  TS_DEV void store(u32 queries, char* to, long long row_bytes, int rows) {
-    const int l = lanes::lane();
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const float over = SAFE && sum[h] == 0.0f ? 0.0f : ts::rcp_normal(sum[h]);
-#pragma unroll
-      for (int f = 0; f < CHUNKS; ++f)
-        lanes::put32(queries + chunk_at(l / 4 + 8 * h, f) + l % 4 * 4, Element::pack(out[f][2 * h] * over, out[f][2 * h + 1] * over));
-    }
-    lanes::together();
-#pragma unroll
-    for (int k = 0; k < CHUNKS / 2; ++k) {
-      const int row = (k * LANES + l) / CHUNKS, chunk = (k * LANES + l) % CHUNKS;
-      u32 words[4];
-      lanes::get128(queries + chunk_at(row, chunk), words);
-      if (row < rows) lanes::store128(to + row * row_bytes + 16 * chunk, words);
-    }
-  }
-};
 
 TS_LANES_KERNEL(THREADS, RESIDENT) tilestream_short_attention(const TS_PARAM ShortAttentionParams p) {
   TS_LANES_SHARED(smem);
@@ -216,7 +57,8 @@ TS_LANES_KERNEL(THREADS, RESIDENT) tilestream_short_attention(const TS_PARAM Sho
         }
       });
       tile.weigh_values(here + VALUES_AT);
-      tile.store(mine, p.out + ((long long)batch * QUERIES + row) * row_bytes + head * ROW_BYTES, row_bytes, QUERIES - row);
+      char* const to = p.out + ((long long)batch * QUERIES + row) * row_bytes + head * ROW_BYTES;
+      tile.store(mine, to, row_bytes, QUERIES - row, {tile.over(0), tile.over(1)});
     }
   }
 }
