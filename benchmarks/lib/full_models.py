@@ -312,10 +312,17 @@ DRAWN = _table(
 were measured. Twelve of 46 by ``random.Random(20261129).sample``; from DenseNet on, ten of forty more by
 ``Random(20261130)``."""
 INFERENCE = {"seen": MODELS, "fresh": FRESH, "drawn": DRAWN}
-_TRAINED = ("bert-base", "vit-tiny16", "swin-t", "roberta-base", "deit-s16", "distilbert", "twins-svt-s")
-TRAINED = _table(
-    *(replace((MODELS | FRESH | DRAWN)[name], name=f"{name}-training", training=True) for name in _TRAINED)
-)
+
+
+def _steps(*names: str) -> dict[str, FullModel]:
+    models = [(MODELS | FRESH | DRAWN)[name] for name in names]
+    return _table(*(replace(model, name=f"{model.name}-training", training=True) for model in models))
+
+
+TRAINED = _steps("bert-base", "vit-tiny16", "swin-t", "roberta-base", "deit-s16", "distilbert", "twins-svt-s")
 """Steps, forward and backward. The first three are the issue's; the others were named before any was measured."""
-SETS = {**INFERENCE, "steps": TRAINED}
-EVERY = MODELS | FRESH | DRAWN | TRAINED
+DRAWN_STEPS = _steps("clip-vit-b32", "mobilenetv3-large", "mobilebert", "regnety-3.2gf", "coatnet-0", "dinov2-s14")
+"""Steps of models of ``FRESH`` and ``DRAWN`` that are not in ``TRAINED``, six of 38 by ``Random(20261201).sample``,
+drawn before a step of any was run."""
+SETS = {**INFERENCE, "steps": TRAINED, "drawn steps": DRAWN_STEPS}
+EVERY = MODELS | FRESH | DRAWN | TRAINED | DRAWN_STEPS

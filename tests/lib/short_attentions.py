@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from tilestream.graph.short_attention import SHORT
+from tilestream.graph.short_attention import SHORT, short_attention_gradients
 from tilestream.run import oracle
 
 
@@ -82,3 +84,38 @@ def judged(
     if safe:
         weights = weights.masked_fill((scores == float("-inf")).all(-1, keepdim=True), 0.0)
     return oracle.judge([got], [weights @ operands[2]], [exact])[2]
+
+
+def given_gradient(case: Case, device: str = "cpu") -> Tensor:
+    """Of the result, by tokens as the next layer's gradient is."""
+    generator = torch.Generator().manual_seed(2)
+    rows = torch.randn(case.batches, case.queries, case.heads, case.features, generator=generator)
+    return rows.to(case.dtype).to(device).transpose(1, 2)
+
+
+def judged_gradients(got: Sequence[Tensor], given: Sequence[Any]) -> bool:
+    """Whether results of ``GRADIENTS`` are as near to float64 as PyTorch's operators are at its dtype."""
+    gradient, query, key, value, terms, scale, safe, summed, _ = given
+    exact = short_attention_gradients(*map(_exactly, given))  # pyright: ignore
+    scores = query @ key.mT * scale
+    for term in terms:
+        scores = scores + term.repeat(len(query) // len(term), 1, 1, 1)
+    weights = scores.softmax(-1)
+    if safe:
+        weights = weights.masked_fill((scores == float("-inf")).all(-1, keepdim=True), 0.0)
+    by_score = torch._softmax_backward_data(gradient @ value.mT, weights, -1, weights.dtype)
+    rows = [t.transpose(1, 2) for t in (by_score @ key * scale, by_score.mT @ query * scale, weights.mT @ gradient)]
+    together = query.shape[2] == key.shape[2]
+    eager = [torch.stack(rows, 2)] if together else [rows[0][:, :, None], torch.stack(rows[1:], 2)]
+    made, right = [*got[: len(eager)]], [t.to(gradient.device) for t in exact[: len(eager)]]
+    if summed:
+        made.append(got[2].sum(0))
+        right.append(exact[2].sum(0).to(gradient.device))
+        eager.append(by_score.sum(0).float())
+    return oracle.judge(made, eager, right)[2]
+
+
+def _exactly(x: Any) -> Any:
+    if isinstance(x, list):
+        return [_exactly(t) for t in x]
+    return x.cpu().double() if isinstance(x, Tensor) else x

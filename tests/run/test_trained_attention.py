@@ -130,6 +130,8 @@ def replaced(into: list[Trained]) -> Callable[[fx.GraphModule, int], None]:
             assert each is not None
             put(site, each)
         settle(graph)
+        ours = [n for n in graph.graph.nodes if n.target is SHORT]
+        assert all(tuple(n.meta["val"].shape) == (BATCH, HEADS, TOKENS, FEATURES) for n in ours)
         left = {str(n.target) for n in graph.graph.nodes}
         assert not any("softmax" in name or "scaled_dot_product" in name for name in left)
         stacked = sum(n.target is torch.ops.aten.stack.default for n in graph.graph.nodes)
@@ -176,8 +178,12 @@ def keys_without_gradients(_: Layer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return (q @ k.detach().transpose(-2, -1)).softmax(-1) @ v
 
 
+def by_heads(_: Layer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q.contiguous(), k, v)
+
+
 @pytest.mark.parametrize(
-    "attend", [causal, dropped, weights_are_read, learned_by_row, learned_and_scaled, keys_without_gradients]
+    "attend", [by_heads, causal, dropped, weights_are_read, learned_by_row, learned_and_scaled, keys_without_gradients]
 )
 def test_what_is_left_alone(attend: Callable[..., Tensor]) -> None:
     torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""What changes where a value of a graph lies in another order in memory."""
+"""The order in which a value of a graph lies in memory, and what changes with it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,11 @@ from torch import Tensor, fx
 from torch.fx.node import map_arg
 
 from tilestream.graph.rewrites.insert import mode_of
+
+
+def lie_alike(a: Tensor, b: Tensor) -> bool:
+    """Whether elements of two tensors of one shape have the same places."""
+    return all(n == 1 or x == y for n, x, y in zip(a.shape, a.stride(), b.stride(), strict=True))
 
 
 def elsewhere(graph: fx.Graph, made: fx.Node, val: Tensor) -> dict[fx.Node, Any] | None:

@@ -15,9 +15,11 @@ from typing import Any
 from torch import fx
 from torch.fx.node import map_arg
 
+from tilestream.graph.lying import lie_alike
+from tilestream.graph.masked.op import empty_result
 from tilestream.graph.nodes import aten, packet, value
 from tilestream.graph.rewrites.insert import call, cast
-from tilestream.graph.rewrites.shared_keys import given_to, mask_given, operands_of, scale_of, take_over
+from tilestream.graph.rewrites.shared_keys import given_to, mask_given, operands_of, scale_of
 from tilestream.graph.short_attention import GRADIENTS, SHORT
 from tilestream.graph.written_attention import (
     IN_ORDER,
@@ -60,7 +62,7 @@ class Trained:
     def results(self) -> tuple[fx.Node, ...]:
         """All that somebody else reads, the forward graph's first."""
         site = self.forward
-        made = site.results if isinstance(site, Written) else tuple(n for n in site.users if n.args[1] == 0)
+        made = site.results if isinstance(site, Written) else (_result(site),)
         return (*made, *self.ends, *([self.bias] if self.bias else []))
 
     @property
@@ -124,8 +126,17 @@ def _library(node: fx.Node) -> Trained | None:
     return Trained(node, read, shapes, scale_of(node), made.args[0], (parts[0], parts[1], parts[2]))
 
 
+def _result(node: fx.Node) -> fx.Node:
+    """What a library's attention returns first."""
+    return next(n for n in node.users if n.target is operator.getitem and n.args[1] == 0)
+
+
 def _is_unlike(node: fx.Node, given: dict[str, Any]) -> bool:
-    """Whether it does something else besides, or somebody reads more of it than its result and what gradients want."""
+    """Whether it does something else besides, its result lies by heads, or somebody reads more of it than that and
+    what gradients want."""
+    result = value(_result(node))
+    if result is None or not lie_alike(result, empty_result(result, by_token=True)):
+        return True
     read = [u for part in node.users if part.args[1] != 0 for u in part.users]
     return bool(given.get("is_causal") or given.get("dropout_p")) or any("backward" not in str(u.target) for u in read)
 
@@ -191,7 +202,7 @@ def put(site: Trained, each: int) -> None:
     else:
         with forward.graph.inserting_before(forward):
             ours = call(forward, SHORT, *site.read, _masks(forward), site.scale, True)
-        take_over(forward, ours)
+        _result(forward).replace_all_uses_with(ours)
     first = min(site.ends if site.bias is None else (*site.ends, site.bias))
     with first.graph.inserting_before(first):
         both = call(ours, GRADIENTS, site.gradient, *ours.args, site.bias is not None, each)
@@ -200,6 +211,15 @@ def put(site: Trained, each: int) -> None:
         if site.bias is not None:
             whole = cast(site.bias, call(ours, aten.sum.dim_IntList, sums, [0]))
             site.bias.replace_all_uses_with(call(ours, aten.reshape.default, whole, _shape(site.bias)))
+    if isinstance(forward, fx.Node):
+        _erase(forward)  # some are random to torch, and never dead
+
+
+def _erase(node: fx.Node) -> None:
+    """A node, and all that reads it."""
+    for user in list(node.users):
+        _erase(user)
+    node.graph.erase_node(node)
 
 
 def _put_ends(site: Trained, made: Sequence[fx.Node]) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor, fx
 from torch.utils._pytree import tree_map_only
 
 from tilestream.announce import announced
+from tilestream.graph.lying import lie_alike
 from tilestream.graph.real import real
 from tilestream.graph.rewrites.insert import call
 from tilestream.graph.rewrites.shared_keys import MASKS, given_to, is_attention, take_over
@@ -99,16 +100,12 @@ class Alternative:
         given, last = given_to(node), node.prev
         with node.graph.inserting_before(node):
             made = self.ours(partial(call, node), node, *(given[name] for name in _operands(given)))
-        if not _lie_alike(made.meta["val"], node.meta["val"][0]):
+        if not lie_alike(made.meta["val"], node.meta["val"][0]):
             while node.prev is not last:
                 node.graph.erase_node(node.prev)
             return False
         take_over(node, made)
         return True
-
-
-def _lie_alike(a: Tensor, b: Tensor) -> bool:
-    return all(n == 1 or x == y for n, x, y in zip(a.shape, a.stride(), b.stride(), strict=True))
 
 
 def fake_of(x: Tensor | fx.Node) -> Tensor:

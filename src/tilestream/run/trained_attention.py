@@ -55,8 +55,8 @@ def fuse_trained(joint: fx.GraphModule, results: int, options: Options, target: 
             with prepare.kernels_kept(options, target):
                 found = choose(question(site, target), options, Timer(trial(site, each), target))
             if found.wins:
-                put(site, each)
                 replaced |= {*site.results}
+                put(site, each)
                 made += 1
     if made:
         settle(joint)

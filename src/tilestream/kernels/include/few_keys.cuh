@@ -151,14 +151,17 @@ struct Tile {
       }
     }
   }
-  // Results times `by`, through `place`, of which nobody reads more, to `rows` rows of `to`.
-  TS_DEV void store(u32 place, char* to, long long row_bytes, int rows, const float (&by)[2]) {
+  // Results times `by(h)`, of the lane's row h, through `place`, of which nobody reads more, to `rows` rows of `to`.
+  template <class By>
+  TS_DEV void store(u32 place, char* to, long long row_bytes, int rows, By by) {
     const int l = lanes::lane();
 #pragma unroll
-    for (int h = 0; h < 2; ++h)
+    for (int h = 0; h < 2; ++h) {
+      const float over = by(h);
 #pragma unroll
       for (int f = 0; f < CHUNKS; ++f)
-        lanes::put32(place + chunk_at(l / 4 + 8 * h, f) + l % 4 * 4, Element::pack(out[f][2 * h] * by[h], out[f][2 * h + 1] * by[h]));
+        lanes::put32(place + chunk_at(l / 4 + 8 * h, f) + l % 4 * 4, Element::pack(out[f][2 * h] * over, out[f][2 * h + 1] * over));
+    }
     lanes::together();
 #pragma unroll
     for (int k = 0; k < CHUNKS / 2; ++k) {

@@ -68,7 +68,7 @@ TS_LANES_KERNEL(THREADS, RESIDENT) tilestream_few_keys_gradients(const TS_PARAM 
   const auto store = [&](Tile& tile, int k, int batch, int at, int rows, float by) {
     lanes::together();  // what was staged before is away
     char* const to = p.to[k] + ((long long)batch * rows + at) * p.to_row_bytes[k] + head * ROW_BYTES;
-    tile.store(staged, to, p.to_row_bytes[k], rows - at, {by, by});
+    tile.store(staged, to, p.to_row_bytes[k], rows - at, [&](int) { return by; });
   };
   load(p, smem, group + first * p.period, head);
   float held[HELD ? KEY_BLOCKS : 1][4], sums[SUMMED ? KEY_BLOCKS : 1][4] = {};

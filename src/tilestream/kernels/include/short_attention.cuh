@@ -58,7 +58,7 @@ TS_LANES_KERNEL(THREADS, RESIDENT) tilestream_short_attention(const TS_PARAM Sho
       });
       tile.weigh_values(here + VALUES_AT);
       char* const to = p.out + ((long long)batch * QUERIES + row) * row_bytes + head * ROW_BYTES;
-      tile.store(mine, to, row_bytes, QUERIES - row, {tile.over(0), tile.over(1)});
+      tile.store(mine, to, row_bytes, QUERIES - row, [&](int h) { return tile.over(h); });
     }
   }
 }
