@@ -48,8 +48,6 @@ class Options:
             over a mask of pairs as a kernel of ours, where the graph as a whole is faster with it.
         decode_step: a decode step of 1 to 32 sequences over a static cache, from the embedding to the logits, as one
             kernel, where that is faster than the graph with its regions and Inductor's own.
-        token_mixing: two layers over the tokens of images, as MLP-Mixer has them, as one kernel that turns no image,
-            where that is faster. Inference alone.
         early_launch: kernels of inference graphs start, and load weights, while the kernel in front of them still
             runs.
         float32_parts: linear layers of float32, which torch's default keeps off the tensor cores in tf32, are computed
@@ -81,7 +79,6 @@ class Options:
     interactions: bool = True
     attention: bool = True
     decode_step: bool = True
-    token_mixing: bool = True
     early_launch: bool = True
     float32_parts: bool = True
     keep_lists: bool = False
@@ -103,7 +100,6 @@ class Options:
             "interactions",
             "attention",
             "decode_step",
-            "token_mixing",
             "early_launch",
             "float32_parts",
             "keep_lists",

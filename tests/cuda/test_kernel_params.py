@@ -18,7 +18,6 @@ from tilestream.kernels.operators import (
     pad,
     short_attention,
     squeeze,
-    token_mixing,
     turn,
 )
 from tilestream.kernels.parts.params import MAP, Field, Struct, at_least_one, pointers
@@ -38,7 +37,7 @@ OUTER = Struct(
 )
 STRUCTS = [
     OUTER, pack.kernel(3).argument, turn.PARAMS, pad.kernel(2).argument, few_queries.PARAMS, interaction.argument(5),
-    depthwise.PARAMS, short_attention.PARAMS, token_mixing.PARAMS, squeeze.PARAMS, sorted_keys.KEYS,
+    depthwise.PARAMS, short_attention.PARAMS, squeeze.PARAMS, sorted_keys.KEYS,
     norm_gradients.PARAMS,
     SegmentsKernel(reduction("sum", 8, "bf16", True)).argument,
 ]  # fmt: skip

@@ -21,7 +21,6 @@ from tilestream.kernels.operators import (
     pack,
     pad,
     squeeze,
-    token_mixing,
 )
 from tilestream.kernels.operators import short_attention as short
 from tilestream.kernels.operators import turn as turned
@@ -62,7 +61,6 @@ KERNELS: list[Launchable] = [
     depthwise.kernel(depthwise.Depthwise(9, 9, 16, (3, 3), 1, (1, 1)), depthwise.Tile(2, 4)),
     squeeze.kernel(squeeze.Squeeze(32, 8, "bf16", "silu", "sigmoid")),
     norm_gradients.kernel(norm_gradients.NormGradients(96, "bf16", True, True, True)),
-    token_mixing.kernel(token_mixing.Mixing(36, 72, 136, normed=True)),
     interaction.lane_kernel(interaction.Kernel(interaction.FORWARD, 5, 24, 10, 0)),
     kernel_of(NAMED["chain"]()),
 ]

@@ -25,7 +25,6 @@ from heads import HEAD, head
 from interactions import F16, Case
 from masked_cases import CASES as MASKS
 from masked_cases import Case as Masked
-from mixer_blocks import given as mixer_operands
 from modules import linear
 from norms import CASES as NORMS
 from norms import given as norm_operands
@@ -57,7 +56,6 @@ from test_gpu_shared_tile import TAILS
 from test_gpu_squeeze import CASES as SQUEEZED
 from test_gpu_stationary import CASES as SUMS
 from test_gpu_tiled_block import GATED, by_columns
-from test_gpu_token_mixing import CASES as MIXED
 from torch import Tensor, nn
 
 from benchmarks.lib.edge_layers import edge_conv
@@ -74,7 +72,6 @@ from tilestream.cuda.depthwise import convolved
 from tilestream.cuda.interaction import backward, forward
 from tilestream.cuda.pad import padded
 from tilestream.cuda.squeeze import gated
-from tilestream.cuda.token_mixing import mixed
 from tilestream.devices import get
 from tilestream.graph.capture import capture
 from tilestream.graph.rewrites.norm_sums import NORM_GRADIENTS
@@ -359,12 +356,6 @@ def norm_gradients() -> None:
         NORM_GRADIENTS(*norm_operands(case, "cuda"))
 
 
-def mixed_tokens() -> None:
-    """Clusters of images' CTAs and CTAs alone, rows of weights that start on 16 bytes and on fewer."""
-    for case in MIXED[:5]:
-        mixed(*mixer_operands(*case, "cuda"))
-
-
 EXCHANGES = [Exchange(kind, 4, 4096 if kind in GATHER_KINDS else 2 * BLOCK_BYTES) for kind in Kind]
 
 
@@ -394,7 +385,7 @@ OTHERS: dict[str, Callable[[], None]] = {
     "turned weights": turned_weights, "attention": attention, "pads": pads, "attention over masks": masked,
     "sorted lists": sorted_lists, "experts": experts, "parts of weights": parts_of_weights,
     "depthwise convolutions": depthwise, "decode steps": decode_steps, "attention over few keys": short,
-    "token mixing": mixed_tokens, "gates": squeezed, "gradients of norms": norm_gradients,
+    "gates": squeezed, "gradients of norms": norm_gradients,
 }  # fmt: skip
 SORTS = BesideSource("sorted keys", sorted_keys.text(), sorted_keys.SHARED_BYTES)
 NOT_FOLLOWED = {"decode steps"}

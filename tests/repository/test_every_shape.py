@@ -14,6 +14,8 @@ from tilestream.kernels.parts.headers import headers
 LAUNCHED = {
     "channels.cuh",
     "depthwise.cuh",
+    "few_keys.cuh",
+    "few_keys_gradients.cuh",
     "few_queries.cuh",
     "grouped.cuh",
     "head_attention.cuh",
@@ -28,7 +30,6 @@ LAUNCHED = {
     "step_loader.cuh",
     "step_rows.cuh",
     "step_tiles.cuh",
-    "token_mixing.cuh",
     "turn.cuh",
     "weight_parts.cuh",
 }

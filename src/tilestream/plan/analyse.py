@@ -21,7 +21,6 @@ from tilestream.graph.decode import STEP
 from tilestream.graph.depthwise import DEPTHWISE
 from tilestream.graph.fake import fake_tensor, faked, twin
 from tilestream.graph.rewrites.settings import Settings
-from tilestream.graph.token_mixing import TOKEN_MIXING
 from tilestream.ir.float32 import by_parts
 from tilestream.options import Options
 from tilestream.plan import decode, messages
@@ -78,8 +77,8 @@ def analyse(
             left = f"with its decode step as one kernel it is predicted to take {made.whole.predicted_us:.0f} us"
             return replace(other, options=options, hints=(*other.hints, left))
         made = replace(made, plain_graphs=other.plain_graphs or other.graphs)
-    elif targets & {*TARGETS, *messages.TARGETS, DEPTHWISE, TOKEN_MIXING}:
-        apart = replace(options, interactions=False, convolutions="off", token_mixing=False)
+    elif targets & {*TARGETS, *messages.TARGETS, DEPTHWISE}:
+        apart = replace(options, interactions=False, convolutions="off")
         plain = analyse(model, inputs, apart, device, keywords=keywords, training=training, sums=False)
         made = replace(made, plain_graphs=plain.graphs)
     return replace(made, float32=alternatives(made, found, model, inputs, keywords or {}))

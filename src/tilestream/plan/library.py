@@ -40,8 +40,7 @@ from tilestream.graph.rewrites.epilogues import is_linear, missing_columns
 from tilestream.graph.rewrites.norm_sums import NORM_GRADIENTS
 from tilestream.graph.sizes import hint
 from tilestream.graph.squeeze import SQUEEZE
-from tilestream.graph.token_mixing import TOKEN_MIXING
-from tilestream.plan import concatenations, depthwise, interaction, messages, squeeze, token_mixing
+from tilestream.plan import concatenations, depthwise, interaction, messages, squeeze
 from tilestream.plan.concatenations import is_cat
 from tilestream.plan.indexed import accesses, by_atomics, is_table_gradient, scatters
 from tilestream.plan.values import Moved, Readers, moved, producer, reads
@@ -60,7 +59,6 @@ OWN_REDUCTIONS = ("scatter_fill", "scatter_reduce")
 OURS: dict[Any, Callable[[fx.Node], Stream]] = {
     **dict.fromkeys(interaction.TARGETS, interaction.work_of),
     DEPTHWISE: depthwise.work_of,
-    TOKEN_MIXING: token_mixing.work_of,
     SQUEEZE: squeeze.work_of,
     NORM_GRADIENTS: lambda node: Stream(goes_over(node), NORM_INSTRUCTIONS * goes_over(node)),
 }

@@ -5,6 +5,5 @@ from tilestream.plan.interaction import INTERACTIONS
 from tilestream.plan.patches import PATCHES
 from tilestream.plan.replacement import Replacement
 from tilestream.plan.squeeze import GATES
-from tilestream.plan.token_mixing import TOKEN_LAYERS
 
-REPLACEMENTS: tuple[Replacement, ...] = (INTERACTIONS, PATCHES, DEPTHWISE_CONVOLUTIONS, GATES, TOKEN_LAYERS)
+REPLACEMENTS: tuple[Replacement, ...] = (INTERACTIONS, PATCHES, DEPTHWISE_CONVOLUTIONS, GATES)

@@ -16,11 +16,10 @@ from tilestream.plan.patches import PATCHES
 from tilestream.plan.replacement import Replacement
 from tilestream.plan.replacements import REPLACEMENTS
 from tilestream.plan.squeeze import GATES
-from tilestream.plan.token_mixing import TOKEN_LAYERS
 from tilestream.run import prepare
 from tilestream.run.target import Target
 from tilestream.run.timer import Trial
-from tilestream.run.trials import depthwise_trial, gate_trial, interaction_trial, mixing_trial, patches_trial
+from tilestream.run.trials import depthwise_trial, gate_trial, interaction_trial, patches_trial
 
 TRIALS: dict[Replacement, Callable[[Any, Target], Trial]] = {
     INTERACTIONS: interaction_trial,
@@ -28,7 +27,6 @@ TRIALS: dict[Replacement, Callable[[Any, Target], Trial]] = {
     PATCHES: patches_trial,
     DEPTHWISE_CONVOLUTIONS: depthwise_trial,
     GATES: gate_trial,
-    TOKEN_LAYERS: mixing_trial,
 }
 """What times each."""
 

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.nn import functional
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from tilestream.graph.convolutions import FIRST, LAST
@@ -19,7 +18,6 @@ from tilestream.graph.depthwise import DEPTHWISE, depthwise
 from tilestream.graph.interaction import INTERACTION, INTERACTION_BACKWARD
 from tilestream.graph.interaction.op import interaction, interaction_backward, multiplied, picked, stacked
 from tilestream.graph.squeeze import SQUEEZE, squeeze
-from tilestream.graph.token_mixing import TOKEN_MIXING, token_mixing
 from tilestream.ir.dtypes import TORCH_DTYPES
 from tilestream.plan.candidates import FALLBACK, Candidate
 from tilestream.plan.depthwise import Kind as DepthwiseKind
@@ -27,7 +25,6 @@ from tilestream.plan.depthwise import tile_on
 from tilestream.plan.interaction import Kind, Sizes
 from tilestream.plan.patches import Kind as PatchesKind
 from tilestream.plan.squeeze import Kind as SqueezeKind
-from tilestream.plan.token_mixing import Kind as MixingKind
 from tilestream.run import fallback
 from tilestream.run.made_up import normals
 from tilestream.run.target import Target
@@ -96,34 +93,6 @@ def depthwise_trial(kind: DepthwiseKind, target: Target) -> Trial:
         return [torch.ops.aten.convolution(x.permute(FIRST), weight, bias, *numbers).permute(LAST)]
 
     return Trial.of_two("depthwise convolution", make, partial(by, DEPTHWISE), library, partial(by, depthwise))
-
-
-EPS = 1e-6
-
-
-def mixing_trial(kind: MixingKind, target: Target) -> Trial:
-    """Our kernel, and less than a library and Inductor must do: the norm, and both products of what lies turned
-    already. Held to PyTorch's operators."""
-    m = kind.mixing
-
-    def make() -> list[Any]:
-        normal = normals(target.device, TORCH_DTYPES[m.dtype])
-        vectors = [normal(m.channels) if m.normed else None for _ in range(2)]
-        sizes = (m.hidden, m.tokens), (m.tokens, m.hidden)
-        layers = [each for out, width in sizes for each in (normal(out, width) / width**0.5, normal(out))]
-        images = [normal(kind.images, m.tokens, m.channels) for _ in range(1 + m.residual)]
-        return [images[0], *vectors, *layers, images[1] if m.residual else None]
-
-    def by(operator: Callable[..., Tensor], *values: Any) -> list[Tensor]:
-        x, gamma, beta, *layers, residual = values
-        return [operator(x, gamma, beta, EPS, *layers, m.activation, m.normed, residual)]
-
-    def library(*values: Any) -> list[Tensor]:
-        x, gamma, beta, w1, _, w2, *_ = values
-        rows = functional.layer_norm(x, x.shape[2:], gamma, beta, EPS) if m.normed else x
-        return [rows.view(-1, m.tokens) @ w1.t() @ w2.t()]
-
-    return Trial.of_two("token mixing", make, partial(by, TOKEN_MIXING), library, partial(by, token_mixing))
 
 
 MOST_TABLES = 4 << 30

@@ -98,20 +98,18 @@ TS_DEV float ldsf(u32 addr) { return __builtin_bit_cast(float, lds32(addr)); }
 
 // ---- copies past the registers come as late as they may: when they are waited for
 struct Copy {
-  u32 dst, bytes, size;
+  u32 dst, bytes;
   const void* src;
 };
 inline thread_local Copy copies[4096];
 inline thread_local u32 copying = 0;
-template <int SIZE>
-TS_DEV void copy_async_of(u32 dst, const void* src, u32 bytes) {
+TS_DEV void copy_async(u32 dst, const void* src, u32 bytes) {
   if (copying == sizeof copies / sizeof *copies) ts_host::trap("too many copies are under way");
-  copies[copying++] = {dst, bytes, SIZE, src};
+  copies[copying++] = {dst, bytes, src};
 }
-TS_DEV void copy_async(u32 dst, const void* src, u32 bytes) { copy_async_of<16>(dst, src, bytes); }
 TS_DEV void copies_wait() {
   for (u32 c = 0; c < copying; ++c)
-    for (u32 k = 0; k < copies[c].size; ++k)
+    for (u32 k = 0; k < 16; ++k)
       shared_at<unsigned char>(copies[c].dst + k) = k < copies[c].bytes ? ((const unsigned char*)copies[c].src)[k] : 0;
   copying = 0;
 }

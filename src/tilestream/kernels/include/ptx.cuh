@@ -124,14 +124,6 @@ TS_DEV void lds_words(u32 addr, u32 (&v)[4]) {
 TS_DEV void copy_async(u32 dst, const void* src, u32 bytes) {  // zeros behind the first `bytes`
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(bytes) : "memory");
 }
-// The same of 16, 8 or 4 bytes, for rows that start on no more than that.
-template <int SIZE>
-TS_DEV void copy_async_of(u32 dst, const void* src, u32 bytes) {
-  if constexpr (SIZE == 16)
-    copy_async(dst, src, bytes);
-  else
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(dst), "l"(src), "n"(SIZE), "r"(bytes) : "memory");
-}
 TS_DEV void copies_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }  // for those of this thread
 
 // ---- barriers in shared memory

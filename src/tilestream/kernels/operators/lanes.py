@@ -26,7 +26,6 @@ class LaneKernel(Launchable):
         told: what that says; None: it has none.
         second: CTAs along the grid's second axis.
         warpgroups: consumers of a CTA, besides its producer; 0: its warps are plain ones (lanes.cuh).
-        cluster: CTAs of one.
     """
 
     name: str
@@ -38,15 +37,12 @@ class LaneKernel(Launchable):
     told: NoRow | None = None
     second: int = 1
     warpgroups: int = 0
-    cluster: int = 1
 
     @property
     def frame(self) -> Frame:
         threads, words = 32 * self.warps, WORDS if self.told is not None else 0
         lanes = 0 if self.warpgroups else threads
-        return Frame(
-            1, "as many as have work", threads, self.cluster, self.warpgroups, False, words, self.second, lanes
-        )
+        return Frame(1, "as many as have work", threads, 1, self.warpgroups, False, words, self.second, lanes)
 
     @property
     def source(self) -> BesideSource:
