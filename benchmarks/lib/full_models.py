@@ -324,5 +324,5 @@ TRAINED = _steps("bert-base", "vit-tiny16", "swin-t", "roberta-base", "deit-s16"
 DRAWN_STEPS = _steps("clip-vit-b32", "mobilenetv3-large", "mobilebert", "regnety-3.2gf", "coatnet-0", "dinov2-s14")
 """Steps of models of ``FRESH`` and ``DRAWN`` that are not in ``TRAINED``, six of 38 by ``Random(20261201).sample``,
 drawn before a step of any was run."""
-SETS = {**INFERENCE, "steps": TRAINED, "drawn steps": DRAWN_STEPS}
+SETS = {**INFERENCE, "steps": TRAINED, "drawn-steps": DRAWN_STEPS}
 EVERY = MODELS | FRESH | DRAWN | TRAINED | DRAWN_STEPS

@@ -29,6 +29,7 @@ PAGES = {
         "seen",
         "fresh-and-seen",
         "steps",
+        "drawn-steps",
         "published",
         "main",
         "whole",

@@ -11,6 +11,7 @@ import pytest
 from tilestream.cuda import sorted_keys
 from tilestream.kernels.operators import (
     depthwise,
+    few_keys_gradients,
     few_queries,
     interaction,
     norm_gradients,
@@ -38,7 +39,7 @@ OUTER = Struct(
 STRUCTS = [
     OUTER, pack.kernel(3).argument, turn.PARAMS, pad.kernel(2).argument, few_queries.PARAMS, interaction.argument(5),
     depthwise.PARAMS, short_attention.PARAMS, squeeze.PARAMS, sorted_keys.KEYS,
-    norm_gradients.PARAMS,
+    norm_gradients.PARAMS, few_keys_gradients.PARAMS,
     SegmentsKernel(reduction("sum", 8, "bf16", True)).argument,
 ]  # fmt: skip
 

@@ -15,6 +15,7 @@ from tilestream.kernels.families import kernel_of
 from tilestream.kernels.kernel import Launchable
 from tilestream.kernels.operators import (
     depthwise,
+    few_keys_gradients,
     few_queries,
     interaction,
     norm_gradients,
@@ -58,6 +59,7 @@ KERNELS: list[Launchable] = [
     pad.kernel(2),
     few_queries.kernel(2, 64, 1),
     short.kernel(short.Attention(2, 3, 9, 9, 16), short.Grid(1, 1, 2)),
+    few_keys_gradients.kernel(short.Attention(2, 3, 9, 9, 16), 2, True),
     depthwise.kernel(depthwise.Depthwise(9, 9, 16, (3, 3), 1, (1, 1)), depthwise.Tile(2, 4)),
     squeeze.kernel(squeeze.Squeeze(32, 8, "bf16", "silu", "sigmoid")),
     norm_gradients.kernel(norm_gradients.NormGradients(96, "bf16", True, True, True)),

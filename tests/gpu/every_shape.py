@@ -36,7 +36,7 @@ from ragged_programs import attention as by_edges
 from random_pipelines import tensors_for
 from shared_tiles import Ffn
 from short_attentions import CASES as SHORT
-from short_attentions import WHOLE_HEADS
+from short_attentions import WHOLE_HEADS, given_gradient
 from short_attentions import Case as Short
 from stationary import data
 from test_gpu_backward_chains import CASES as CHAINS
@@ -279,6 +279,10 @@ def short() -> None:
         short_attention.attention(q, k, v, case.terms("cuda"), 0.1, True)
     case = Short(1100, 1, 49, 32, ((1, 1, 49, 49), (4, 1, 49, 49)))
     short_attention.attention(*case.operands("cuda"), case.terms("cuda"), 0.1, False)  # pyright: ignore
+    for c in (case, *(c for c in SHORT.values() if max(c.keys, c.queries) <= 128 and c.features < 128)):
+        summed = len(c.added) > 0 and c.added[0][0] == 1 and c.queries <= 64
+        given = (given_gradient(c, "cuda"), *c.operands("cuda"), c.terms("cuda"), 0.1, True, summed, 2)
+        short_attention.gradients(*given)
 
 
 def pads() -> None:
