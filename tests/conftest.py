@@ -18,6 +18,7 @@ import torch
 from collected import GROUP, SKIPPED, WHOLE_SUITE, first_line, left_out, ordered
 from hypothesis import settings
 from lost_context import leave_if_lost
+from streamed import without_inductor
 from torch import Tensor, fx
 from whole_graphs import check
 
@@ -121,6 +122,13 @@ def tf32() -> Iterator[None]:
     torch.set_float32_matmul_precision("high")
     yield
     torch.set_float32_matmul_precision(before)
+
+
+@pytest.fixture(name="without_inductor")
+def _without_inductor(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is not taken runs eagerly on a CPU (``streamed.without_inductor``): for tests of what is taken."""
+    if request.node.get_closest_marker("gpu") is None:
+        without_inductor(monkeypatch)
 
 
 @pytest.fixture(autouse=True)

@@ -46,6 +46,7 @@ def pads(graph: fx.GraphModule) -> int:
     (104, 98_304, False, False),  # bulk copies
     (600, 98_304, False, False),  # no row stream holds as many
 ])  # fmt: skip
+@pytest.mark.every(2)
 def test_rows_are_copied_where_loader_warps_would_take_longer(columns: int, rows: int, turned: bool, expected: bool):
     x = torch.randn((columns, rows) if turned else (rows, columns)).bfloat16()
     graph = captured(Net(columns, turned), x)

@@ -393,6 +393,7 @@ class Odd(nn.Module):
     ],
     ids=["contiguous", "groups", "twelve channels", "padding", "taps", "off"],
 )
+@pytest.mark.every(3)
 def test_why_a_convolution_is_left(model: nn.Module, x: torch.Tensor, says: str) -> None:
     on = Options(convolutions="off") if "option" in says else Options()
     with torch.no_grad():

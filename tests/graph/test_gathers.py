@@ -177,6 +177,7 @@ needs_gcc = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not i
 @pytest.mark.parametrize(
     ("case", "placement"), [("everywhere", 0), ("everywhere", 1), ("i32", 0), ("f32", 1), ("resident", 0)]
 )
+@pytest.mark.every(2)
 def test_kernels_on_the_host(case: str, placement: int, folder: Path) -> None:
     p = {
         "everywhere": everywhere,

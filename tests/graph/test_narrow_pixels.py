@@ -15,6 +15,8 @@ from tilestream.options import Options
 from tilestream.plan.analyse import analyse
 from tilestream.run.backend import tilestream
 
+pytestmark = pytest.mark.usefixtures("without_inductor")
+
 
 def stem(*sizes, **words) -> nn.Module:
     """A convolution, a batch norm and a ReLU, channels last."""

@@ -90,6 +90,7 @@ def train(module: nn.Module, rows: int = ROWS) -> list[RegionAnalysis]:
 
 
 @pytest.mark.parametrize("name", CHAINS)
+@pytest.mark.every(2)
 def test_a_chain_of_derivatives_is_one_region(name: str, plain: None) -> None:
     """With every product of the chain but the first layer's: its input wants no gradient."""
     forward, backward = train(Chain(CHAINS[name]).bfloat16())

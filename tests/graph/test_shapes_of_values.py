@@ -70,6 +70,7 @@ TURNED: dict[str, Callable[[dict[str, Tensor]], Tensor]] = {
 
 @pytest.mark.parametrize("name", TURNED)
 @pytest.mark.parametrize("symbolic", [(), (3,), (3, 4)], ids=str)
+@pytest.mark.every(3)
 def test_dimensions_of_size_1_that_move(name: str, symbolic: tuple[int, ...]):
     given = tensors()
     names = list(given)
@@ -152,6 +153,7 @@ DERIVED = {
 
 @pytest.mark.parametrize("name", DERIVED)
 @pytest.mark.parametrize("outs", [1, 5])
+@pytest.mark.every(3)
 def test_gradients_stream(name: str, outs: int):
     """The derivative of an activation lies in one region with the products beside it."""
 

@@ -124,6 +124,7 @@ GATED = """
 
 @pytest.mark.parametrize("loops", [[("rows", 16)], [("rows", 16), ("hid", 8)], [("hid", 8), ("rows", 16)]])
 @pytest.mark.parametrize("order", [("hid", "out"), ("out", "hid"), ("rows",)])
+@pytest.mark.every(3)
 def test_a_gated_block(loops, order) -> None:
     kinds = (*MLP_TENSORS, *tensors("W3[hid,k]", NAMES))
     p = one(program(GATED, NAMES), loops, Spread(CLUSTER, 2, order), kinds=kinds)

@@ -63,6 +63,7 @@ def test_two_layers_over_two_ctas(rows: int, folder: Path) -> None:
         "GELU made again",
     ],
 )
+@pytest.mark.every(3)
 def test_any_widths_and_slopes(p: Pipeline, folder: Path) -> None:
     check(p, 450, folder)
 
@@ -120,6 +121,7 @@ MUTANTS = {
 
 @on_host
 @pytest.mark.parametrize("name", MUTANTS)
+@pytest.mark.every(2)
 def test_mutants_are_caught(name: str, folder: Path) -> None:
     """Each step of the chain is there for a reason; what all kernels of gradients do is ``test_stationary``'s."""
     p = chain(24, 40, 16, slope="made", dx=False) if "input" in name else chain(24, 40, 16)

@@ -117,6 +117,7 @@ def test_what_holds_no_columns_is_told_so():
     ],
     ids=["small", "mlp", "odd", "streamed", "residual", "f16", "norm", "maxima", "points"],
 )
+@pytest.mark.every(3)
 def test_kernels_on_the_host(program: Pipeline, over: int, widest: int, folder: Path):
     check(held(program, over=over, widest=widest), 144, folder)
 

@@ -68,6 +68,7 @@ def test_everybody_gets_what_the_collective_says(kind: Kind, folder: Path) -> No
 
 @on_host
 @pytest.mark.parametrize("kind", [Kind.GATHER_DSM, Kind.RING_DSM, Kind.ALL_ADD, Kind.SCATTER_DSM, Kind.SCATTER_L2])
+@pytest.mark.every(2)
 def test_nobody_overtakes_anybody(kind: Kind, folder: Path) -> None:
     """Not the gather through the L2: that bulk reads of memory are over, the host's machine learns of relaxed flags
     alone, and here threads of one CTA tell each other."""
@@ -94,6 +95,7 @@ MUTANTS = {
 
 @on_host
 @pytest.mark.parametrize("name", MUTANTS)
+@pytest.mark.every(2)
 def test_a_broken_protocol_is_seen(name: str, folder: Path) -> None:
     kind, mutation = MUTANTS[name]
     with pytest.raises((*CAUGHT, AssertionError)):
@@ -105,6 +107,7 @@ def test_a_broken_protocol_is_seen(name: str, folder: Path) -> None:
 
 @pytest.mark.nvrtc
 @pytest.mark.parametrize("kind", Kind)
+@pytest.mark.every(3)
 def test_kernels_compile_without_spills(kind: Kind) -> None:
     report = compile_source(Exchange(kind, 16, 4096))
     assert report.spills == 0

@@ -92,6 +92,7 @@ SHAPES = [
 
 @pytest.mark.nvrtc
 @pytest.mark.parametrize(("shape", "images"), SHAPES)
+@pytest.mark.every(3)
 def test_compiles_without_spills(shape: Depthwise, images: int) -> None:
     tile = tile_of(shape, images, 132)
     lanes = kernel(shape, tile)

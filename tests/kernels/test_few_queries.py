@@ -78,6 +78,7 @@ MUTANTS = {
 
 @gxx
 @pytest.mark.parametrize("name", MUTANTS)
+@pytest.mark.every(2)
 def test_mutants_are_caught(name: str) -> None:
     case = CASES["two of 32"]
     assert is_caught(
@@ -89,6 +90,7 @@ def test_mutants_are_caught(name: str) -> None:
 @pytest.mark.parametrize(
     ("queries", "features", "resident"), [(1, 64, 2), (2, 128, 1), (4, 64, 2), (4, 256, 2), (8, 256, 1)]
 )
+@pytest.mark.every(2)
 def test_compiles_without_spills(queries: int, features: int, resident: int) -> None:
     lanes = kernel(queries, features, resident)
     made = compile_text(lanes.text, NAME, lanes.shared_bytes)

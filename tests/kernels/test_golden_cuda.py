@@ -13,6 +13,7 @@ CHANGED = "the generated CUDA changed; if that is meant, and measured, run pytho
 
 
 @pytest.mark.parametrize("name", MODELS)
+@pytest.mark.every(3)
 def test_text_of_models(name: str) -> None:
     assert golden_cuda.of_model(name) == GOLDEN[f"model {name}"], CHANGED
 

@@ -40,6 +40,7 @@ def on_host(
 @gxx
 @pytest.mark.parametrize("sms", [1, 5])
 @pytest.mark.parametrize("name", WHOLE_HEADS)
+@pytest.mark.every(3)
 def test_values(name: str, sms: int) -> None:
     """Of one CTA many heads follow each other in its buffers; of five some begin in the middle of a head."""
     case = WHOLE_HEADS[name]

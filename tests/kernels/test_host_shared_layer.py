@@ -60,6 +60,7 @@ def check(layer: Layer, split: Split, rows: int, folder: Path, **options) -> dic
     ],
     ids=str,
 )
+@pytest.mark.every(3)
 def test_every_tail(layer: Layer, split: Split, rows: int, folder: Path) -> None:
     check(layer, split, rows, folder)
 

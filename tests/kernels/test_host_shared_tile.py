@@ -150,6 +150,7 @@ HALVES = Ffn(128, 72, 96)
     ],
     ids=str,
 )
+@pytest.mark.every(3)
 def test_two_warpgroups_have_half_of_the_columns_each(
     block: Ffn, split: Split, rows: int, halves: bool, folder: Path
 ) -> None:

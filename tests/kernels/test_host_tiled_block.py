@@ -49,6 +49,7 @@ def check(block: Ffn, rows: int, folder: Path, large: float = 1.0, **options) ->
 @pytest.mark.parametrize(
     ("block", "rows"), [(PLAIN, 700), (PLAIN, 1), (GATED, 300), (Ffn(1000, 256, 200), 900)], ids=str
 )
+@pytest.mark.every(2)
 def test_values(block: Ffn, rows: int, folder: Path) -> None:
     check(block, rows, folder)
 
@@ -63,6 +64,7 @@ def test_values(block: Ffn, rows: int, folder: Path) -> None:
     ],
     ids=str,
 )
+@pytest.mark.every(2)
 def test_values_of_a_layer_by_itself(layer: Layer, rows: int, folder: Path) -> None:
     tensors = layer.tensors(rows)
     exact, eager = layer.eager({n: t.double() for n, t in tensors.items()}), layer.eager(tensors)
@@ -104,6 +106,7 @@ def test_a_ring_that_comes_round_and_launches_one_behind_the_other(folder: Path)
     ],
     ids=str,
 )
+@pytest.mark.every(2)
 def test_values_of_rows_that_are_made_in_front(block: Ffn, rows: int, folder: Path) -> None:
     check(block, rows, folder, sanitize=True)
 

@@ -135,6 +135,7 @@ SHAPES = [
 @pytest.mark.nvrtc
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", [FORWARD, BACKWARD])
+@pytest.mark.every(3)
 def test_compiles_without_spills(name: str, shape: tuple[int, int, int, int, str]) -> None:
     vectors, features, pairs, head, dtype = shape
     kernel = Kernel(name, vectors, features, pairs, head, dtype)

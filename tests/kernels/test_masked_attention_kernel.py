@@ -30,6 +30,7 @@ def attention_on_host(case: Case, tiles: Tiles, options: HostRun | None = None) 
 
 @gxx
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.every(2)
 def test_values(name: str) -> None:
     case = CASES[name]
     assert judged(attention_on_host(case, tiles_on_host(case)), case)
@@ -37,6 +38,7 @@ def test_values(name: str) -> None:
 
 @gxx
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.every(2)
 def test_tiles_are_known_by_what_is_kept_of_them(name: str) -> None:
     case = CASES[name]
     tiles, kept = tiles_on_host(case), case.kept()
@@ -107,6 +109,7 @@ MUTANTS = {
 
 @gxx
 @pytest.mark.parametrize("name", MUTANTS)
+@pytest.mark.every(2)
 def test_mutants_are_caught(name: str) -> None:
     cases = CASES["holes"], CASES["a window"]
 

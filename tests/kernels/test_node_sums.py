@@ -66,6 +66,7 @@ def test_values_are_within_twice_eagers_error(name: str) -> None:
 @on_host
 @pytest.mark.parametrize("features", [(64, 64, 128), (24, 40, 33), (8, 16, 2), (16, 32, 72)])
 @pytest.mark.parametrize("direct", [True, False])
+@pytest.mark.every(3)
 def test_widths(features: tuple[int, int, int], direct: bool) -> None:
     """Several turns of columns, odd ones, those of half a block; rows by loaders as well."""
     pipeline = staged(edge_conv(*features, ("sum", "max")), direct)

@@ -25,6 +25,7 @@ def on_host(operands: list[Any], options: HostRun | None = None) -> list[Tensor]
 
 @gxx
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.every(3)
 def test_values(name: str) -> None:
     operands = given(CASES[name])
     assert is_right(on_host(operands), operands)
@@ -85,6 +86,7 @@ def test_what_it_means(centred: bool, weighted: bool) -> None:
 @pytest.mark.nvrtc
 @pytest.mark.parametrize("columns", [192, 384, 1024])
 @pytest.mark.parametrize("centred", [True, False])
+@pytest.mark.every(3)
 def test_compiles_without_spills(columns: int, centred: bool) -> None:
     lanes = kernel(NormGradients(columns, "bf16", centred, True, True))
     made = compile_text(lanes.text, NAME, lanes.shared_bytes)

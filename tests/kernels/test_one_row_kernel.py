@@ -109,6 +109,7 @@ def test_mutants_are_caught(name: str, folder: Path) -> None:
 
 @pytest.mark.nvrtc
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.every(3)
 def test_compiles_without_spills(name: str) -> None:
     (source,) = cuda.sources(divided(name))
     made = compile_text(source.text, source.name, source.shared_bytes)

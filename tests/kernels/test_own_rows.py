@@ -51,6 +51,7 @@ CASES = {
 @on_host
 @pytest.mark.parametrize("rows", (1, 64, 400))
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.every(3)
 def test_values(name: str, rows: int, tmp_path_factory: pytest.TempPathFactory) -> None:
     pipeline = CASES[name]()
     given = tensors(pipeline, rows)

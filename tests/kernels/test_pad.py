@@ -71,6 +71,7 @@ MUTANTS = {
 
 @gxx
 @pytest.mark.parametrize("name", MUTANTS)
+@pytest.mark.every(2)
 def test_mutants_are_caught(name: str) -> None:
     given = matrices((9, 4), 519)
 

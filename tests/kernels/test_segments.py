@@ -180,6 +180,7 @@ def test_bounds_that_are_given(
 
 @pytest.mark.parametrize("dtype", ["bf16", "f32"])
 @pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.every(2)
 def test_bags(dtype: str, weighted: bool) -> None:
     torch.manual_seed(0)
     table = torch.randn(50, 24).to(TORCH_DTYPES[dtype])

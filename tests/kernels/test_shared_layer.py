@@ -222,6 +222,7 @@ KERNELS = [
 
 @pytest.mark.nvrtc
 @pytest.mark.parametrize(("layer", "split"), KERNELS, ids=str)
+@pytest.mark.every(3)
 def test_kernels_compile_without_spills(layer: Layer, split: Split) -> None:
     assert [r.spills for r in cuda.compile_only(shared(layer, split))] == [0]
 

@@ -92,6 +92,7 @@ on_host = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not ins
     ],
     ids=["alone", "few rows", "strided", "two layers"],
 )
+@pytest.mark.every(2)
 def test_kernels_on_the_host(window: Window, make, split: Split, images: int, folder: Path) -> None:
     check(window, make, split, images, folder)
 
@@ -120,6 +121,7 @@ MUTANTS = {
 
 @on_host
 @pytest.mark.parametrize("name", MUTANTS)
+@pytest.mark.every(2)
 def test_a_broken_kernel_is_seen(name: str, folder: Path) -> None:
     with pytest.raises((*CAUGHT, AssertionError)):
         check(SAME, one, SPLITS["cluster"], 2, folder, mutations=(MUTANTS[name],), limit_s=3, flag_limit_s=1.0)

@@ -81,6 +81,7 @@ def test_two_blocks_over_three_splits(rows: int, folder: Path) -> None:
     ],
     ids=str,
 )
+@pytest.mark.every(3)
 def test_any_widths_and_meshes(layer: Layer, folder: Path) -> None:
     check(gradients(layer), 150, folder)
 
@@ -252,6 +253,7 @@ CODE = {
 @pytest.mark.nvrtc
 @needs_disassembler
 @pytest.mark.parametrize("name", CODE)
+@pytest.mark.every(2)
 def test_machine_code(name: str) -> None:
     source = emit(CODE[name])
     report = compile_source(source)

@@ -60,6 +60,7 @@ def test_values(name: str) -> None:
 
 @gxx
 @pytest.mark.parametrize("seed", range(1, 5))
+@pytest.mark.every(2)
 def test_delays_and_other_orders_change_no_bit_and_lengths_are_counted(seed: int) -> None:
     shape, place = replace(CASES["no mask"][0], batch=2), 17
     first, second = made_up(shape, place), made_up(shape, place)

@@ -112,6 +112,7 @@ def test_no_order_of_units_waits_for_itself(hid: int, out: int, rows: int) -> No
 
 @pytest.mark.parametrize("rows", [1, 700, 1025])
 @pytest.mark.parametrize("block", [replace(GATED, out=264, norm="layer"), Ffn(1000, 256, 200, act="relu")])
+@pytest.mark.every(3)
 def test_the_reference_machine_runs_it(block: Ffn, rows: int) -> None:
     pipeline = tile_block(block.program(), TWO)
     verify(pipeline)

@@ -66,6 +66,7 @@ MUTANTS = {
 
 @gxx
 @pytest.mark.parametrize("name", MUTANTS)
+@pytest.mark.every(2)
 def test_mutants_are_caught(name: str):
     def right(options: HostRun) -> bool:
         return all(map(alike, on_lanes(partial(call, weights()), options=options), weight_parts(weights())))

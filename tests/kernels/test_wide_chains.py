@@ -66,6 +66,7 @@ def test_three_layers_over_two_ctas(rows: int, folder: Path) -> None:
         "odd rows",
     ],
 )
+@pytest.mark.every(3)
 def test_any_widths(p: Pipeline, folder: Path) -> None:
     assert builds(p)[0].layout.kind is Kind.WIDE
     check(p, 450, folder)

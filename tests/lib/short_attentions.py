@@ -103,7 +103,7 @@ def judged_gradients(got: Sequence[Tensor], given: Sequence[Any]) -> bool:
     weights = scores.softmax(-1)
     if safe:
         weights = weights.masked_fill((scores == float("-inf")).all(-1, keepdim=True), 0.0)
-    by_score = torch._softmax_backward_data(gradient @ value.mT, weights, -1, weights.dtype)
+    by_score = torch.ops.aten._softmax_backward_data(gradient @ value.mT, weights, -1, weights.dtype)
     rows = [t.transpose(1, 2) for t in (by_score @ key * scale, by_score.mT @ query * scale, weights.mT @ gradient)]
     together = query.shape[2] == key.shape[2]
     eager = [torch.stack(rows, 2)] if together else [rows[0][:, :, None], torch.stack(rows[1:], 2)]

@@ -125,6 +125,7 @@ def test_two_layers_wider_than_64_share_a_launch(joined: list[tuple[Pipeline, ..
 
 
 @pytest.mark.parametrize("slope", [nn.GELU, nn.SiLU, nn.ELU, nn.Hardswish])
+@pytest.mark.every(2)
 def test_inputs_that_were_not_saved_are_made_again(
     slope: Callable[[], nn.Module], joined: list[tuple[Pipeline, ...]]
 ) -> None:

@@ -438,6 +438,7 @@ def test_a_plan_keeps_no_frame_of_its_caller():
     ((nn.Linear(64, 600), nn.ReLU(), nn.Linear(600, 16)), (40_000, 64), "40000 rows are a tile for every SM of h200"),
     ((nn.Linear(600, 600), nn.ReLU()), (40_000, 600), "more than 2 turns of tiles, and its sum is not 4 times as long"),
 ])  # fmt: skip
+@pytest.mark.every(2)
 def test_no_way_to_share_a_tile_has_its_reason(layers: tuple[nn.Module, ...], shape: tuple[int, ...], why: str):
     (graph,) = capture(nn.Sequential(*layers).bfloat16(), [torch.randn(shape).bfloat16()]).graphs
     (region,) = partition(graph, projections=True).regions

@@ -157,6 +157,7 @@ def _random_graph(seed: int) -> list[fx.Node]:
 
 
 @pytest.mark.parametrize("seed", range(6))
+@pytest.mark.every(3)
 def test_every_operator_runs_once_after_what_it_reads(seed: int) -> None:
     nodes = _random_graph(seed)
     working = [n for n in nodes if works(n)]

@@ -37,6 +37,7 @@ def checked(case: Case, lengths) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.every(3)
 def test_it_is_what_torch_makes_of_it(name: str) -> None:
     checked(CASES[name], LENGTHS)
 

@@ -29,7 +29,7 @@ from tilestream.run.graphs import Measured
 from tilestream.run.place import Calls
 from tilestream.run.target import Target
 
-pytestmark = pytest.mark.usefixtures("fresh")
+pytestmark = pytest.mark.usefixtures("fresh", "without_inductor")
 
 OPTIONS = Options(target="reference", cache=False)
 

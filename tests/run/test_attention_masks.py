@@ -16,6 +16,8 @@ import tilestream as ts
 from tilestream.graph.masked.sites import Site
 from tilestream.run import masked_attention
 
+pytestmark = pytest.mark.usefixtures("without_inductor")
+
 BF16 = torch.bfloat16
 
 

@@ -27,6 +27,7 @@ pytestmark = pytest.mark.usefixtures("fresh")
 
 @pytest.mark.parametrize("name", ["gelu", "alpha", "reductions", "gated_wide", "several_outputs", "heads", "select"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.every(3)
 def test_modules(name: str, dtype: torch.dtype):
     module, shapes = ALL[name]
     check(module.to(dtype), *(torch.randn(s).to(dtype) for s in shapes))

@@ -25,6 +25,8 @@ from tilestream.run import decode, inductor
 from tilestream.run.backend import tilestream
 from tilestream.run.target import Target
 
+pytestmark = pytest.mark.usefixtures("without_inductor")
+
 OPTIONS = {"target": "reference", "decode_step": True}
 
 

@@ -29,6 +29,8 @@ from tilestream.run import trials as run
 from tilestream.run.backend import tilestream
 from tilestream.run.target import resolve
 
+pytestmark = pytest.mark.usefixtures("without_inductor")
+
 
 def pictures(channels: int, size: int = 12, count: int = 2, dtype: torch.dtype = torch.bfloat16) -> Tensor:
     x = torch.randn(count, channels, size, size, generator=torch.Generator().manual_seed(1))
@@ -73,6 +75,7 @@ def test_what_is_left(name: str) -> None:
     ("act", "activation"),
     [(nn.SiLU, "silu"), (nn.ReLU6, "relu6"), (nn.Hardswish, "hardswish"), (nn.GELU, "gelu"), (nn.Tanh, "none")],
 )
+@pytest.mark.every(2)
 def test_what_is_taken_in(act: type[nn.Module], activation: str) -> None:
     graph = graph_of(ready(Inverted(kernel=5, act=act)), pictures(16))
     (site,) = sites(graph)
@@ -135,6 +138,7 @@ GATES: dict[str, tuple[bool, Callable[[], nn.Module]]] = {
 
 
 @pytest.mark.parametrize("name", GATES)
+@pytest.mark.every(3)
 def test_gates_that_are_taken_and_left(name: str) -> None:
     taken, make = GATES[name]
     graph = graph_of(ready(make()), pictures(16))

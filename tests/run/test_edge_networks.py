@@ -25,6 +25,8 @@ from tilestream.run.other_ways import apart
 from tilestream.run.spec import spec_of
 from tilestream.run.target import Target
 
+pytestmark = pytest.mark.usefixtures("without_inductor")
+
 NODES, EDGES, FEATURES = 40, 300, 16
 
 
@@ -99,6 +101,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], int]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.every(3)
 def test_a_network_and_its_sums_are_one_region(name: str) -> None:
     make, of_edges = CASES[name]
     (region,) = (each for each in regions(make(), given(of_edges)) if sums(each))  # of a mean the division is apart

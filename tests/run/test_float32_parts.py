@@ -28,6 +28,8 @@ from tilestream.run import oracle
 from tilestream.run.call import apply
 from tilestream.run.prepare import analyses
 
+pytestmark = pytest.mark.usefixtures("without_inductor")
+
 gxx = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
 
 
@@ -73,6 +75,7 @@ def numbers(kind: str, *shape: int) -> Tensor:
 
 @pytest.mark.parametrize("kind", ["random", "positive", "cancelling", "scales", "large", "small"])
 @pytest.mark.parametrize("features", [50, 64, 128, MOST_FEATURES])
+@pytest.mark.every(3)
 def test_values(kind: str, features: int):
     module = nn.Sequential(linear(features, 24), nn.ReLU())
     on_reference.check(module, numbers(kind, 70, features))
@@ -82,6 +85,7 @@ def test_values(kind: str, features: int):
 
 @pytest.mark.parametrize("special", [float("inf"), float("-inf"), float("nan"), 3.4e38, -3.4e38, 1e-45])
 @pytest.mark.parametrize("where", ["input", "weight"])
+@pytest.mark.every(3)
 def test_special_values_are_eagers(special: float, where: str):
     module, x = chain(32, 1), torch.randn(9, 32)
     with torch.no_grad():

@@ -73,6 +73,7 @@ def placed(module: nn.Module, given: tuple[Tensor, ...]) -> tuple[fx.GraphModule
 
 @pytest.mark.parametrize("alone", [False, True])
 @pytest.mark.parametrize("how", ["stack", "cat", "block", "bags"])
+@pytest.mark.every(3)
 def test_ways_to_join_vectors(how: str, alone: bool) -> None:
     module, given = Recommender(how, alone).bfloat16(), inputs(37)
     graph, (site,), result = placed(module, given)

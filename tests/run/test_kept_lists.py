@@ -18,6 +18,8 @@ from tilestream.plan.analyse import analyse
 from tilestream.run import device_ops, kept_lists
 from tilestream.run.backend import tilestream
 
+pytestmark = pytest.mark.usefixtures("without_inductor")
+
 NODES = 40
 
 

@@ -49,6 +49,7 @@ def rows_of_products(graph: fx.GraphModule) -> list[int]:
 
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("ends", [1, 2])
+@pytest.mark.every(2)
 def test_products_behind_a_sum_have_a_row_for_each_node(ends: int, dynamic: bool) -> None:
     module = Block(ends).bfloat16()
     step = Step(module, dynamic=dynamic)

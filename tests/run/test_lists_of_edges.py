@@ -120,12 +120,14 @@ LISTS = [torch.Tensor.int, strided, of_pairs, in_order, backwards, to_one]
 
 
 @pytest.mark.parametrize("how", HOW)
+@pytest.mark.every(3)
 def test_every_way_to_add_up(how: str, device: str) -> None:
     module = Layer(how).to(device)
     check(compiled(module, device), module, *drawn(device))
 
 
 @pytest.mark.parametrize("change", LISTS, ids=lambda f: f.__name__)
+@pytest.mark.every(3)
 def test_lists_of_any_type_stride_and_order(change: Callable[[Tensor], Tensor], device: str) -> None:
     module = Layer("sum").to(device)
     x, edges = drawn(device)
@@ -133,6 +135,7 @@ def test_lists_of_any_type_stride_and_order(change: Callable[[Tensor], Tensor], 
 
 
 @pytest.mark.parametrize("how", HOW)
+@pytest.mark.every(3)
 def test_no_edges(how: str, device: str) -> None:
     module = Layer(how).to(device)
     x, edges = drawn(device, 0)
@@ -159,6 +162,7 @@ def _by_view(edges: Tensor, other: Tensor) -> None:
 
 
 @pytest.mark.parametrize("write", [_copied, _by_data, _by_view])
+@pytest.mark.every(3)
 def test_a_list_that_changes_in_place_between_calls(write: Callable[[Tensor, Tensor], None], device: str) -> None:
     """By ``data`` a tensor's version stays as it was, and lists are kept for who asks, and does not write so."""
     module = Layer("sum").to(device)
@@ -246,6 +250,7 @@ WRONG = [(("add",), 1), (("scatter",), 1), (("select senders",), 0), (("select r
 
 
 @pytest.mark.parametrize(("ways", "end"), WRONG)
+@pytest.mark.every(3)
 def test_negative_indices_are_refused_where_eager_refuses_them(ways: tuple[str, ...], end: int, device: str) -> None:
     if device == "cuda":
         pytest.skip("ends the context: test_gpu_messages")
@@ -270,6 +275,7 @@ def one_for_all(x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("change", [rows_of_columns, one_for_all], ids=lambda f: f.__name__)
+@pytest.mark.every(2)
 def test_features_of_any_stride(change: Callable[[Tensor], Tensor], device: str) -> None:
     module = Layer("softmax").to(device)
     x, edges = drawn(device)

@@ -19,6 +19,8 @@ from tilestream.plan.analyse import analyse
 from tilestream.plan.messages import sorted_sums
 from tilestream.run.backend import tilestream
 
+pytestmark = pytest.mark.usefixtures("without_inductor")
+
 NODES = 40
 
 

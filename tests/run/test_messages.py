@@ -129,6 +129,7 @@ def test_their_kernels_begin_with_the_graph(edges: int, monkeypatch: pytest.Monk
         (500, 300, 3, 0),
     ],
 )
+@pytest.mark.every(2)
 def test_only_where_the_sort_pays(edges: int, nodes: int, times: int, replaced: int) -> None:
     with torch.device("meta"):
         graph = traced(Sums(times), *given(edges, nodes))

@@ -171,6 +171,7 @@ def mesh(nodes: int = 40, edges: int = 150, width: int = 16, dtype: torch.dtype 
 
 
 @pytest.mark.parametrize("how", ["index_add", "gather and scatter_add", "index and index_put", "embedding"])
+@pytest.mark.every(2)
 def test_ways_to_gather_and_to_add(how: str) -> None:
     module = Layers(how).bfloat16()
     step = Step(module)

@@ -26,6 +26,8 @@ from tilestream.run import trials as run
 from tilestream.run.backend import tilestream
 from tilestream.run.target import resolve
 
+pytestmark = pytest.mark.usefixtures("without_inductor")
+
 BF16 = torch.bfloat16
 LAYOUTS = {"first": torch.contiguous_format, "last": torch.channels_last}
 

@@ -84,6 +84,7 @@ class Stacked(nn.Module):
 
 
 @pytest.mark.parametrize("name", sorted(LAYERS.keys() - KEPT_ROWS))
+@pytest.mark.every(3)
 def test_a_layer_has_one_region(name: str) -> None:
     """With all gathers and all between the products; what is left outside has no edges."""
     (cut,) = ragged(found(LAYERS[name](), *given()))
@@ -160,6 +161,7 @@ def test_a_softmax_over_edges_is_one_region() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(LAYERS))
+@pytest.mark.every(3)
 def test_values(name: str) -> None:
     torch.manual_seed(0)
     assert _check(LAYERS[name](), given(), False).runners == ([] if name in KEPT_ROWS else ["segments"])
@@ -171,6 +173,7 @@ TRAINED = ["GAT", "GIN", "PNA", "SAGEMax"]
 @pytest.mark.parametrize(
     "name", [*TRAINED, *(pytest.param(x, marks=pytest.mark.exhaustive) for x in sorted(LAYERS.keys() - TRAINED))]
 )
+@pytest.mark.every(2)
 def test_values_and_gradients(name: str) -> None:
     torch.manual_seed(0)
     _check(LAYERS[name](), given(), True)

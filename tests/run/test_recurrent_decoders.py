@@ -43,6 +43,7 @@ def test_the_recurrence_is_its_weighted_mean() -> None:
         torch.testing.assert_close(got[t], want, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.usefixtures("without_inductor")
 @torch.no_grad()
 def test_tokens_and_states_are_as_eagers() -> None:
     model = small()

@@ -162,6 +162,7 @@ def test_what_is_no_chain_has_no_tails() -> None:
         ([64, 64, 64, 3], ROWS, None),  # no layer that a library would spread further
     ],
 )
+@pytest.mark.every(2)
 def test_which_tails_are_promising(sizes: list[int], rows: int, want: list[int] | None) -> None:
     found = [promising(r, Options(), H200) for r in regions(sizes, rows)[1].regions]
     assert [layers(t.region) for t in found if t is not None] == ([want] if want else [])

@@ -37,6 +37,7 @@ def judged(module: nn.Module, x: torch.Tensor, strategy: str = "auto") -> tuple[
 
 
 @pytest.mark.parametrize("rows", [1, 16, 128, 512])
+@pytest.mark.every(2)
 def test_gpt2s_block_at_its_real_width_is_a_region_at_every_number_of_few_rows(rows: int) -> None:
     found = cut(Gpt2Block(768, 3072), 1, rows, 768)
     (ops,) = kinds(found)

@@ -77,6 +77,7 @@ def test_the_faster_whole_is_kept(
     ("streamed", "eager", "gain", "taken"),
     [(100.0, 85.0, 5.0, True), (100.0, 87.0, 5.0, False), (100.0, 90.0, 50.0, True), (100.0, 96.0, 50.0, False)],
 )
+@pytest.mark.every(2)
 def test_eagers_kernels_run_the_whole_where_they_are_clearly_faster(
     timings: dict[str, float], monkeypatch: pytest.MonkeyPatch, streamed: float, eager: float, gain: float, taken: bool
 ):
@@ -112,6 +113,7 @@ def test_what_eagers_kernels_compute(timings: dict[str, float]):
 
 
 @pytest.mark.parametrize(("saved", "timed"), [(0.0, 1), (8.0, 1), (9.5, 2), (20.0, 2)])
+@pytest.mark.every(2)
 def test_regions_that_gain_more_than_their_borders_lose_need_no_second_compilation(
     timings: dict[str, float], saved: float, timed: int
 ):

@@ -159,6 +159,7 @@ SHAPES = {
 
 
 @pytest.mark.parametrize("name", WRITTEN)
+@pytest.mark.every(3)
 def test_what_is_added_stays_apart(name: str) -> None:
     """Of all heads or sequences once, and of windows of two kinds twice."""
     (site,) = sites(graph_of(WRITTEN[name], *operands()))

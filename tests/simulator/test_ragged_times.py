@@ -89,6 +89,7 @@ def test_simulated_times_are_those_of_the_gpu() -> None:
 
 
 @pytest.mark.parametrize("name", MEASURED)
+@pytest.mark.every(3)
 def test_unlike_lengths_cost_more(name: str) -> None:
     even, skewed = (
         simulate(MEASURED[name][0], {"x.rows": NODES}, H200, spans=False, lengths={"edges": x}).time_us

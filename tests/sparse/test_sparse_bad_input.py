@@ -100,6 +100,7 @@ POINTERS = [0, 2, 4, 4, 5, 5, 5]
     ids=["coo unsorted and double", "stored zero", "nan", "csr unsorted", "csr double", "csc unsorted", "coo empty",
          "csr empty", "self loops"],
 )  # fmt: skip
+@pytest.mark.every(3)
 def test_adjacencies(a):
     agree(Call(lambda a, x: torch.relu(a @ x)), a, rand(NODES, 3), equal_nan=True)
     agree(Call(lambda a, x: torch.relu(a @ x)), a, rand(NODES, 0), equal_nan=True)

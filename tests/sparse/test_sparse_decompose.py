@@ -150,6 +150,7 @@ TRANSFORMED = {
 
 
 @pytest.mark.parametrize("name", TRANSFORMED)
+@pytest.mark.every(2)
 def test_transforms_inside_a_module(name):
     try:
         agree(Call(TRANSFORMED[name]), X)

@@ -32,6 +32,7 @@ class GCN(nn.Module):
 
 
 @pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.strided])
+@pytest.mark.every(2)
 def test_gcn(layout):
     torch.manual_seed(0)
     adjacency = (rand(8, 8, density=0.3) != 0).double()
@@ -105,6 +106,7 @@ def test_attention_in_blocks(fuse):
 
 @pytest.mark.parametrize("fuse", ["none", "all"])
 @pytest.mark.parametrize("block", [3, 4, 16])
+@pytest.mark.every(3)
 def test_attention_in_blocks_that_do_not_divide(fuse, block):
     """Seven tokens and heads of four: softmax and layer norm leave the padding out; the last mask block is smaller."""
     torch.manual_seed(0)

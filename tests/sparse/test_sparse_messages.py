@@ -78,6 +78,7 @@ PASSING = {
 
 
 @pytest.mark.parametrize("name", PASSING)
+@pytest.mark.every(3)
 def test_message_passing(name):
     agree(Call(PASSING[name]), rand(NODES, 4), edges())
 
@@ -132,6 +133,7 @@ def test_the_graph_is_compiled_in():
     ids=["one node", "no edges", "one edge", "self loops"],
 )
 @pytest.mark.parametrize("name", ["sum", "mean", "max", "edge_messages", "two_hops"])
+@pytest.mark.every(3)
 def test_small_graphs(name, nodes, e):
     agree(Call(PASSING[name]), rand(nodes, 3), e)
 

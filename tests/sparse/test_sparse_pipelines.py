@@ -130,6 +130,7 @@ def test_other_values_of_the_same_program():
         (lambda a, x: a @ (a @ x), ["pipeline", "pipeline"]),
     ],
 )
+@pytest.mark.every(3)
 def test_what_is_one_pipeline(function, steps):
     """Rows without entries, and a column that nobody has."""
     a, x = rand(8, 8, density=0.3, seed=3), rand(8, 5)

@@ -73,6 +73,7 @@ def equal(chain: Chain, flow: Dataflow, flags: int = 0) -> Moved:
 
 
 @pytest.mark.parametrize("cluster", CLUSTERS, ids=lambda c: f"{c.m}{c.n}{c.k}{c.l}")
+@pytest.mark.every(2)
 def test_every_schedule_gives_the_right_values_and_moves_what_the_formulas_say(cluster: Cluster) -> None:
     assert len(SCHEDULES) == 41
     chain, tiles = small(cluster)
@@ -96,6 +97,7 @@ def test_every_schedule_gives_the_right_values_and_moves_what_the_formulas_say(c
 @pytest.mark.parametrize("middle", [Level.CLUSTER, Level.GRID])
 @pytest.mark.parametrize("tail", [Level.CLUSTER, Level.GRID])
 @pytest.mark.parametrize("cluster", [Cluster(1, 4, 1, 2), Cluster(2, 2, 2, 2)], ids=["shuffle", "all"])
+@pytest.mark.every(3)
 def test_the_middle_and_the_tail_go_through_dsm_or_the_l2(middle: Level, tail: Level, cluster: Cluster) -> None:
     chain, tiles = small(cluster)
     for schedule in (Schedule("n", "mlk"), Schedule("mn", "lk"), Schedule("l", "nmk"), Schedule("ml", "nk")):
@@ -219,6 +221,7 @@ def test_a_spatial_gate_needs_two_halves() -> None:
 @pytest.mark.parametrize("schedule", ["n|mlk", "n|kml", "m|nlk", "mn|lk", "n|mkl", "m|kln"])
 @pytest.mark.parametrize("taps", [1, 3])
 @pytest.mark.parametrize("cluster", [Cluster(1, 2, 1, 2), Cluster(2, 2, 2, 2)], ids=["1212", "2222"])
+@pytest.mark.every(3)
 def test_a_convolution_and_a_1_x_1_behind_it_are_a_chain(schedule: str, taps: int, cluster: Cluster) -> None:
     """A is a view of the image; bytes are those of the product of im2col."""
     torch.manual_seed(0)

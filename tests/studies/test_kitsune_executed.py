@@ -105,6 +105,7 @@ def no_mask(e, node):
 
 
 @pytest.mark.parametrize("broken", ["mask", "bias", "order", "parts"])
+@pytest.mark.every(2)
 def test_a_wrong_lowering_is_found(broken: str, monkeypatch) -> None:
     from tilestream.studies.kitsune import lowering
     from tilestream.studies.kitsune.lowering import products
@@ -165,6 +166,7 @@ TABLE_2 = [
 
 
 @pytest.mark.parametrize(("app", "mode"), TABLE_2)
+@pytest.mark.every(3)
 def test_pipelines_of_published_sizes_are_legal_and_are_what_was_designed(app: str, mode: Mode) -> None:
     graph = published(app, mode)
     for chosen in (select_spatial, select_deep):

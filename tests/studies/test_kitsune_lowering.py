@@ -137,6 +137,7 @@ def checked(graph: fx.Graph, values: dict[str, torch.Tensor]) -> None:
 
 
 @pytest.mark.parametrize("name", FORMS)
+@pytest.mark.every(3)
 def test_forward_and_backward(name: str) -> None:
     function, inputs = FORMS[name]
     torch.manual_seed(0)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from math import isclose, prod
+from math import isclose
 from typing import Any
 
 from torch import fx
@@ -25,8 +25,13 @@ from tilestream.graph.written_attention import (
     IN_ORDER,
     TURNS,
     Written,
+    factor_of,
     fuse,
+    is_known,
     narrow,
+    shape_of,
+    size_of,
+    source,
     term,
     terms,
     unexpanded,
@@ -76,7 +81,7 @@ class Trained:
     def sizes(self) -> tuple[int, int, int, int, int]:
         """Batches, heads, queries, keys and features."""
         batches, heads, queries, features = value(self.read[0]).shape  # pyright: ignore
-        return batches, heads, queries, _size(self.read[1]) // (batches * heads * features), features
+        return batches, heads, queries, size_of(self.read[1]) // (batches * heads * features), features
 
 
 def trained_attentions(owner: fx.GraphModule, results: Sequence[fx.Node]) -> list[Trained]:
@@ -114,13 +119,18 @@ def _library(node: fx.Node) -> Trained | None:
         return None
     read, given = tuple(operands_of(node)), given_to(node)
     backward = [u for n in (node, *node.users) for u in n.users if f"{packet(node).__name__}_backward" in str(u.target)]
-    if len(read) != 3 or len(set(backward)) != 1 or not all(map(_is_known, read)) or _is_unlike(node, given):
+    if (
+        len(read) != 3
+        or len(set(backward)) != 1
+        or not all(is_known(n) and len(shape_of(n)) == 4 for n in read)
+        or _is_unlike(node, given)
+    ):
         return None
     (made,) = set(backward)
     parts = {n.args[1]: n for n in made.users if n.target is operator.getitem}
     if set(parts) != {0, 1, 2} or not isinstance(made.args[0], fx.Node) or made.args[1:4] != read:
         return None
-    whole, shapes = [*_shape(read[0])[:3], _shape(read[1])[2]], tuple(tuple(_shape(n)) for n in _masks(node))
+    whole, shapes = [*shape_of(read[0])[:3], shape_of(read[1])[2]], tuple(tuple(shape_of(n)) for n in _masks(node))
     if any(len(s) != 4 or any(n not in (1, full) for n, full in zip(s, whole, strict=True)) for s in shapes):
         return None
     return Trained(node, read, shapes, scale_of(node), made.args[0], (parts[0], parts[1], parts[2]))
@@ -145,7 +155,7 @@ def _masks(node: fx.Node) -> list[fx.Node]:
     """What a library's attention adds to its scores, if it adds anything: once for what has the same."""
     mask = mask_given(given_to(node))
     once = None if mask is None else unexpanded(mask)
-    return [once if len(_shape(once)) == 4 else mask] if once is not None and mask is not None else []
+    return [once if len(shape_of(once)) == 4 else mask] if once is not None and mask is not None else []
 
 
 def _written(site: Written) -> Trained | None:
@@ -157,8 +167,8 @@ def _written(site: Written) -> Trained | None:
     given = _behind(backward[0].args[0], aten.bmm) if len(backward) == 1 else None
     if given is None:
         return None
-    shape, keys = _shape(site.query), site.sizes[3]
-    gradient = _earliest(given.args[0], shape)
+    shape, keys = shape_of(site.query), site.sizes[3]
+    gradient = source(given.args[0], shape)
     by_value = [n for n in given.args[0].users if packet(n) is aten.bmm and n.args[1] is given.args[0]]  # pyright: ignore
     if gradient is None or len(by_value) != 1 or _reached(by_value[0].args[0], weights) != 1.0:
         return None
@@ -210,7 +220,7 @@ def put(site: Trained, each: int) -> None:
         _put_ends(site, [firsts] if site.sizes[2] == site.sizes[3] else [firsts, lasts])
         if site.bias is not None:
             whole = cast(site.bias, call(ours, aten.sum.dim_IntList, sums, [0]))
-            site.bias.replace_all_uses_with(call(ours, aten.reshape.default, whole, _shape(site.bias)))
+            site.bias.replace_all_uses_with(call(ours, aten.reshape.default, whole, shape_of(site.bias)))
     if isinstance(forward, fx.Node):
         _erase(forward)  # some are random to torch, and never dead
 
@@ -224,7 +234,7 @@ def _erase(node: fx.Node) -> None:
 
 def _put_ends(site: Trained, made: Sequence[fx.Node]) -> None:
     """Results of ``GRADIENTS`` in the place of gradients; where those are put together, as they lie."""
-    rows = [call(n, aten.select.int, n, 2, k) for n in made for k in range(_shape(n)[2])]
+    rows = [call(n, aten.select.int, n, 2, k) for n in made for k in range(shape_of(n)[2])]
     queries, keys, values = (call(n, aten.transpose.int, n, 1, 2) for n in rows)
     ends = list(site.ends)
     if site.turned:
@@ -235,7 +245,7 @@ def _put_ends(site: Trained, made: Sequence[fx.Node]) -> None:
             site.ends[1].replace_all_uses_with(call(keys, aten.transpose.int, keys, -2, -1))
     for end, own in zip(ends, (queries, keys, values), strict=True):
         end.replace_all_uses_with(own)
-    together = {3: [queries, keys, values], 2: [keys, values]}[_shape(made[-1])[2]]
+    together = {3: [queries, keys, values], 2: [keys, values]}[shape_of(made[-1])[2]]
     for stack in list(values.users):
         if stack.target is aten.stack.default and list(stack.args[0]) == together and stack.args[1:] in ((), (0,)):  # pyright: ignore
             with stack.graph.inserting_before(stack):
@@ -245,7 +255,7 @@ def _put_ends(site: Trained, made: Sequence[fx.Node]) -> None:
 def _readers(node: fx.Node) -> Iterator[fx.Node]:
     """Who reads a node, through views, copies and conversions."""
     for user in node.users:
-        if (packet(user) in IN_ORDER and _size(user) == _size(node)) or packet(user) is aten._to_copy:
+        if (packet(user) in IN_ORDER and size_of(user) == size_of(node)) or packet(user) is aten._to_copy:
             yield from _readers(user)
         else:
             yield user
@@ -254,8 +264,8 @@ def _readers(node: fx.Node) -> Iterator[fx.Node]:
 def _scores_readers(node: fx.Node, factor: float) -> Iterator[tuple[fx.Node, fx.Node, float]]:
     """Who reads gradients of scores, what they are then, and the product of the numbers they were multiplied by."""
     for user in node.users:
-        number = _number(user)
-        if (packet(user) in IN_ORDER and _size(user) == _size(node)) or packet(user) is aten._to_copy:
+        number = factor_of(user)
+        if (packet(user) in IN_ORDER and size_of(user) == size_of(node)) or packet(user) is aten._to_copy:
             yield from _scores_readers(user, factor)
         elif number is not None:
             yield from _scores_readers(user, factor * number)
@@ -266,18 +276,9 @@ def _scores_readers(node: fx.Node, factor: float) -> Iterator[tuple[fx.Node, fx.
 def _behind(node: Any, *ops: Any) -> fx.Node | None:
     """The nearest of ``ops`` behind views, copies and conversions."""
     while isinstance(node, fx.Node) and packet(node) not in ops:
-        passes = (packet(node) in IN_ORDER and _size(node) == _size(node.args[0])) or packet(node) is aten._to_copy
+        passes = (packet(node) in IN_ORDER and size_of(node) == size_of(node.args[0])) or packet(node) is aten._to_copy
         node = node.args[0] if passes else None
     return node
-
-
-def _earliest(node: Any, shape: list[int]) -> fx.Node | None:
-    """The earliest node with the elements of ``node`` in this shape."""
-    best = None
-    while isinstance(node, fx.Node):
-        best = node if _shape(node) == shape else best
-        node = node.args[0] if packet(node) in IN_ORDER and _size(node) == _size(node.args[0]) else None
-    return best
 
 
 def _latest(
@@ -291,7 +292,7 @@ def _latest(
         factor, wanted, rel_tol=1e-6
     ):
         user = next(iter(node.users)) if len(node.users) == 1 else node
-        number, turns = _number(user), user.target is aten.transpose.int and user.args[1:] in TURNED
+        number, turns = factor_of(user), user.target is aten.transpose.int and user.args[1:] in TURNED
         if user is node or not (number is not None or turns or packet(user) in (*IN_ORDER, aten._to_copy)):
             return None
         node, factor, turned = user, factor * (number or 1.0), turned is not turns
@@ -299,14 +300,14 @@ def _latest(
 
 
 def _is_gradient(node: fx.Node, leaf: fx.Node, shape: list[int]) -> bool:
-    return _shape(node) == shape and value(node).dtype is value(leaf).dtype  # pyright: ignore[reportOptionalMemberAccess]
+    return shape_of(node) == shape and value(node).dtype is value(leaf).dtype  # pyright: ignore[reportOptionalMemberAccess]
 
 
 def _reached(node: Any, leaf: fx.Node) -> float | None:
     """By what ``node`` is ``leaf`` multiplied, if it is that, turned or not."""
     factor = 1.0
     while isinstance(node, fx.Node) and node is not leaf:
-        number = _number(node)
+        number = factor_of(node)
         if number is None and packet(node) not in (*IN_ORDER, *TURNS, aten._to_copy):
             return None
         node, factor = node.args[0], factor * (number or 1.0)
@@ -314,27 +315,4 @@ def _reached(node: Any, leaf: fx.Node) -> float | None:
 
 
 def _sums_sequences(node: fx.Node, read: fx.Node, sizes: list[int]) -> bool:
-    return packet(node) is aten.sum and _shape(read) == sizes and node.args[1] == [0]
-
-
-def _number(node: fx.Node) -> float | None:
-    """What a node multiplies by."""
-    if packet(node) not in (aten.mul, aten.div) or node.kwargs or len(node.args) != 2:
-        return None
-    if not isinstance(node.args[0], fx.Node) or not isinstance(node.args[1], int | float) or not node.args[1]:
-        return None
-    return float(node.args[1]) if packet(node) is aten.mul else 1.0 / float(node.args[1])
-
-
-def _shape(node: Any) -> list[int]:
-    fake = value(node)
-    return [] if fake is None else list(fake.shape)
-
-
-def _size(node: Any) -> int:
-    return prod(_shape(node)) if value(node) is not None else 0
-
-
-def _is_known(node: fx.Node) -> bool:
-    fake = value(node)
-    return fake is not None and fake.dim() == 4 and all(isinstance(n, int) for n in (*fake.shape, *fake.stride()))
+    return packet(node) is aten.sum and shape_of(read) == sizes and node.args[1] == [0]

@@ -61,7 +61,7 @@ class Written:
     @property
     def sizes(self) -> list[int]:
         """Batches, heads, queries and keys."""
-        return [*_shape(self.query)[:3], _shape(self.keys)[2 if self.key_rows else 3]]
+        return [*shape_of(self.query)[:3], shape_of(self.keys)[2 if self.key_rows else 3]]
 
     @property
     def leaves(self) -> list[fx.Node]:
@@ -83,26 +83,26 @@ def written_at(last: fx.Node) -> Written | None:
     if last.target is not aten.bmm.default:
         return None
     weights, softmax = last.args[0], _behind(last.args[0], aten._softmax, aten._safe_softmax)
-    if softmax is None or not isinstance(weights, fx.Node) or not _is_known(softmax) or not _is_known(last):
+    if softmax is None or not isinstance(weights, fx.Node) or not is_known(softmax) or not is_known(last):
         return None
-    shape = _shape(softmax)
+    shape = shape_of(softmax)
     if len(shape) != 4 or softmax.args[1] not in (-1, 3):
         return None
     steps: list[Step] = []
     first = _first_product(softmax.args[0], math.prod(shape), steps)
-    if first is None or not _is_known(first):
+    if first is None or not is_known(first):
         return None
     batch, heads, queries, keys = shape
-    features = _shape(last)[-1]
+    features = shape_of(last)[-1]
     found = (
-        _source(first.args[0], [batch, heads, queries, features]),
-        _source(first.args[1], [batch, heads, features, keys]),
-        _source(last.args[1], [batch, heads, keys, features]),
+        source(first.args[0], [batch, heads, queries, features]),
+        source(first.args[1], [batch, heads, features, keys]),
+        source(last.args[1], [batch, heads, keys, features]),
     )
     results = tuple(last.users)
     if any(n is None for n in found) or not results:
         return None
-    if any(packet(u) not in IN_ORDER or _shape(u) != [*shape[:3], features] for u in results):
+    if any(packet(u) not in IN_ORDER or shape_of(u) != [*shape[:3], features] for u in results):
         return None
     (query, by_query), (turned, by_key), (values, by_value) = (_unscaled(n) for n in found)  # pyright: ignore
     key_rows = turned.target is aten.transpose.int and set(turned.args[1:]) in ({-2, -1}, {2, 3})
@@ -121,7 +121,7 @@ def written_at(last: fx.Node) -> Written | None:
 def _first_product(node: Any, size: int, steps: list[Step]) -> fx.Node | None:
     """The product that scores come from; ``steps`` gets what is done to them, the last first."""
     while isinstance(node, fx.Node) and len(node.users) == 1:
-        op, number = packet(node), _factor(node)
+        op, number = packet(node), factor_of(node)
         if node.target is aten.bmm.default:
             return node
         if op in IN_ORDER and _keeps_size(node):
@@ -134,7 +134,7 @@ def _first_product(node: Any, size: int, steps: list[Step]) -> fx.Node | None:
             steps.append(Step("fill", node, node.args[1]))
         elif node.target is aten.add.Tensor and not node.kwargs:
             sides: list[Any] = list(node.args)
-            whole = [s for s in sides if _size(s) == size and _behind(s, aten.bmm, through=True) is not None]
+            whole = [s for s in sides if size_of(s) == size and _behind(s, aten.bmm, through=True) is not None]
             if len(whole) != 1:
                 return None
             (bias,) = [s for s in sides if s is not whole[0]] or [None]
@@ -156,17 +156,19 @@ def _behind(node: Any, *ops: Any, through: bool = False) -> fx.Node | None:
         if packet(node) in ops:
             return node
         passes = (packet(node) in IN_ORDER and _keeps_size(node)) or packet(node) is aten._to_copy
-        if not passes and not (through and (_factor(node) is not None or packet(node) in (aten.add, aten.masked_fill))):
+        if not passes and not (
+            through and (factor_of(node) is not None or packet(node) in (aten.add, aten.masked_fill))
+        ):
             return None
         node = node.args[0]
     return None
 
 
-def _source(node: Any, shape: list[int]) -> fx.Node | None:
+def source(node: Any, shape: list[int]) -> fx.Node | None:
     """The earliest node with the elements of ``node`` in this shape."""
     best = None
     while isinstance(node, fx.Node) and value(node) is not None:
-        best = node if _shape(node) == shape else best
+        best = node if shape_of(node) == shape else best
         if packet(node) not in IN_ORDER or not _keeps_size(node):
             break
         node = node.args[0]
@@ -175,7 +177,7 @@ def _source(node: Any, shape: list[int]) -> fx.Node | None:
 
 def _unscaled(node: fx.Node) -> tuple[fx.Node, float]:
     """A node without the factor that it has, and before it was made float32; and that factor."""
-    number = _factor(node)
+    number = factor_of(node)
     return (narrow(node), 1.0) if number is None else (narrow(node.args[0]), number)  # pyright: ignore
 
 
@@ -185,7 +187,7 @@ def narrow(node: fx.Node) -> fx.Node:
     return before if isinstance(before, fx.Node) and value(before).dtype is torch.bfloat16 else node  # pyright: ignore
 
 
-def _factor(node: fx.Node) -> float | None:
+def factor_of(node: fx.Node) -> float | None:
     """The number that a node multiplies by, if it does."""
     if packet(node) not in (aten.mul, aten.div) or node.kwargs or len(node.args) != 2:
         return None
@@ -195,23 +197,23 @@ def _factor(node: fx.Node) -> float | None:
     return float(number) if packet(node) is aten.mul else 1.0 / float(number)
 
 
-def _shape(node: fx.Node) -> list[int]:
+def shape_of(node: fx.Node) -> list[int]:
     fake = value(node)
     return [] if fake is None else list(fake.shape)
 
 
-def _size(node: Any) -> int:
+def size_of(node: Any) -> int:
     fake = value(node)
     return 0 if fake is None or not all(isinstance(n, int) for n in fake.shape) else fake.numel()
 
 
-def _is_known(node: fx.Node) -> bool:
+def is_known(node: fx.Node) -> bool:
     fake = value(node)
     return fake is not None and all(isinstance(n, int) for n in (*fake.shape, *fake.stride()))
 
 
 def _keeps_size(node: fx.Node) -> bool:
-    return _size(node) == _size(node.args[0]) > 0
+    return size_of(node) == size_of(node.args[0]) > 0
 
 
 def described(gm: fx.GraphModule) -> list[Any]:
@@ -268,7 +270,7 @@ def added(site: Written) -> tuple[fx.Node | None, float]:
     shape: list[int] = []
     for step in site.steps:
         if step.kind == "view":
-            wanted = _shape(step.node)
+            wanted = shape_of(step.node)
             total = None if total is None else _viewed(total, shape, wanted, site.is_safe, do)
             shape = wanted
         elif step.kind == "scale":
@@ -277,11 +279,11 @@ def added(site: Written) -> tuple[fx.Node | None, float]:
         else:
             other = step.other if step.kind == "add" else _far(step, do)
             total = other if total is None else do(aten.add.Tensor, total, other)
-            shape = _shape(step.node)
+            shape = shape_of(step.node)
     if total is None:
         return None, scale
-    missing = 4 - len(_shape(total))
-    return do(aten.reshape.default, _finite(total, site.is_safe, do), [*[1] * missing, *_shape(total)]), scale
+    missing = 4 - len(shape_of(total))
+    return do(aten.reshape.default, _finite(total, site.is_safe, do), [*[1] * missing, *shape_of(total)]), scale
 
 
 def terms(site: Written) -> tuple[list[tuple[Step, float, list[int]]], float] | None:
@@ -291,7 +293,7 @@ def terms(site: Written) -> tuple[list[tuple[Step, float, list[int]]], float] | 
     scale, shape = site.scale, list[int]()
     for step in site.steps:
         if step.kind == "view":
-            wanted = _shape(step.node)
+            wanted = shape_of(step.node)
             shapes = [_as_period(own, shape, wanted) for *_, own in made]
             if any(own is None for own in shapes):
                 return None
@@ -302,7 +304,7 @@ def terms(site: Written) -> tuple[list[tuple[Step, float, list[int]]], float] | 
             made = [(s, f * step.other, own) for s, f, own in made]
         else:
             step = replace(step, other=unexpanded(step.other))
-            shape, own = _shape(step.node), _shape(step.other)
+            shape, own = shape_of(step.node), shape_of(step.other)
             made.append((step, 1.0, [1] * (len(shape) - len(own)) + own))
     periods = {own[0] for *_, own in made} - {1}
     return (made, scale) if len(periods) < 2 and all(len(own) == 4 for *_, own in made) else None
@@ -331,7 +333,7 @@ def term(site: Written, step: Step, factor: float, shape: list[int]) -> fx.Node:
     last = site.last
     made = step.other if step.kind == "add" else _far(step, lambda op, *args: call(last, op, *args))
     made = made if factor == 1.0 else call(last, aten.mul.Tensor, made, factor)
-    return made if _shape(made) == shape else call(last, aten.reshape.default, made, shape)
+    return made if shape_of(made) == shape else call(last, aten.reshape.default, made, shape)
 
 
 def _far(step: Step, do: Callable[..., fx.Node]) -> fx.Node:
@@ -352,7 +354,7 @@ def _finite(total: fx.Node, is_safe: bool, do: Callable[..., fx.Node]) -> fx.Nod
 
 def _viewed(total: fx.Node, shape: list[int], wanted: list[int], is_safe: bool, do: Callable[..., fx.Node]) -> fx.Node:
     """What is added to scores of a shape, for those looked at as another one."""
-    own = [1] * (len(shape) - len(_shape(total))) + _shape(total)
+    own = [1] * (len(shape) - len(shape_of(total))) + shape_of(total)
     alike = 0
     while alike < min(len(shape), len(wanted)) and shape[-1 - alike] == wanted[-1 - alike]:
         alike += 1
