@@ -106,7 +106,7 @@ def gradients(run: Callable[..., Tensor], layer: Layer, x: Tensor) -> list[Tenso
     layer.zero_grad()
     given = x.detach().requires_grad_()
     y = run(given)
-    (y.double() * torch.linspace(-1, 1, y.numel(), dtype=torch.float64).view(y.shape)).sum().backward()
+    (y.double() * torch.linspace(-1, 1, y.numel(), dtype=torch.float64, device=y.device).view(y.shape)).sum().backward()
     return [y.detach(), given.grad, *(p.grad for p in layer.parameters() if p.grad is not None)]  # pyright: ignore
 
 
@@ -262,3 +262,15 @@ def test_a_trial_holds_ours_to_what_the_graph_means(monkeypatch: pytest.MonkeyPa
 
     step(layer, x, look)
     assert asked
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", FOUND)
+def test_on_a_gpu(name: str) -> None:
+    """With whichever is the fastest, as near to float64 as eager."""
+    attend, keys, *_ = FOUND[name]
+    torch.manual_seed(0)
+    layer, x = Layer(attend, keys).bfloat16().cuda(), torch.randn(BATCH, TOKENS, WIDTH).bfloat16().cuda()
+    torch._dynamo.reset()
+    got = gradients(torch.compile(layer, backend=tilestream), layer, x)
+    assert is_near(got, layer, x)
