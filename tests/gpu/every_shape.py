@@ -283,6 +283,9 @@ def short() -> None:
         summed = len(c.added) > 0 and c.added[0][0] == 1 and c.queries <= 64
         given = (given_gradient(c, "cuda"), *c.operands("cuda"), c.terms("cuda"), 0.1, True, summed, 2)
         short_attention.gradients(*given)
+    c = Short(40, 2, 200, 32, (), 49)
+    given = (given_gradient(c, "cuda"), *c.operands("cuda"), [], 0.1, True, False, 2)
+    short_attention.gradients(*given)
 
 
 def pads() -> None:

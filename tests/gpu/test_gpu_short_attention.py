@@ -50,6 +50,8 @@ TRAINED = {
     "BERT with padding": (LARGE["BERT with padding"], False),
     "CLIP-B/32": (Case(64, 12, 50, 64), False),
     "fewer keys, f16": (Case(40, 6, 100, 32, (), 49, torch.float16), False),
+    "a long head": (Case(32, 2, 784, 32, (), 49), False),
+    "a long head of 64": (Case(8, 5, 196, 64, ((8, 1, 1, 49),), 49), False),
     "a bias, 64 of 64": (Case(300, 2, 64, 64, ((1, 2, 64, 64),)), True),
 }
 

@@ -30,6 +30,8 @@ TRAINED = {
     "a bias and padding, not in registers": CASES["a bias and padding, not in registers"],
     "ten queries, 120 keys": Case(2, 1, 10, 64, (), 120),
     "more queries than keys": Case(3, 1, 64, 32, ((1, 1, 64, 20),), 20),
+    "a long head": Case(2, 2, 200, 32, (), 49),
+    "a long head, masks of two kinds": Case(4, 1, 130, 16, ((2, 1, 1, 20),), 20),
 }
 
 
@@ -83,17 +85,19 @@ def test_any_order_of_lanes_gives_the_same_bits() -> None:
 
 
 OWN, SHARED = "few_keys_gradients.cuh", "few_keys.cuh"
-BEHIND = "store(scores, 0, batch, own, QUERIES, p.scale);\n    }\n    lanes::all_together();\n"
+BEHIND = "store(scores, 0, batch, query, QUERIES, p.scale);\n    }\n    lanes::all_together();\n"
 MUTANTS = {
     "weights are read too early": (OWN, BEHIND, BEHIND.replace("    lanes::all_together();\n", ""), True),
     "what is staged is written over": (OWN, "    lanes::together();  // what", "    // what", True),
     "the mean is not taken away": (OWN, "(scores.scores[j][k] - mean)", "scores.scores[j][k]", False),
     "weights do not add up to one": (OWN, "weights.scores[j][k] *= over;", "", False),
     "gradients are not summed": (OWN, "sums[j][k] += scores", "sums[j][k] = scores", False),
-    "keys' by another gradient": (OWN, "turned(tile, smem + SCORES_AT", "turned(tile, smem + WEIGHTS_AT", False),
+    "keys' by another gradient": (OWN, "turned(by_key, smem + SCORES_AT", "turned(by_key, smem + WEIGHTS_AT", False),
     "values' by queries": (OWN, "+ 2 * own, here + GIVEN_AT)", "+ 2 * own, here)", False),
     "the next sequence in the place of this one": (OWN, "load(p, next, batch", "load(p, here, batch", False),
     "keys that are not there": (SHARED, "= nothing();\n        most", "= s;\n        most", False),
+    "the same queries each time": (OWN, "LONG ? turn * ROWS : 0", "LONG ? first * ROWS : 0", False),
+    "a long head's last part alone": (OWN, "if (!LONG) clear(by_key)", "if (true) clear(by_key)", False),
     "not multiplied by the scale": (OWN, "own, KEYS, p.scale", "own, KEYS, 1.0f", False),
 }
 
@@ -103,7 +107,7 @@ MUTANTS = {
 @pytest.mark.every(3)
 def test_mutants_are_caught(name: str) -> None:
     header, old, new, races = MUTANTS[name]
-    given = arguments(TRAINED["a window of Swin's"])
+    given = arguments(TRAINED["a long head" if "LONG" in old else "a window of Swin's"])
     assert is_caught(lambda options: judged_gradients(on_host(given, options), given), header, old, new, races)
 
 
@@ -117,7 +121,8 @@ def test_what_it_means(name: str) -> None:
     out = short_attention(*leaves, terms, *given[4:6])  # type: ignore[arg-type]
     want = torch.autograd.grad(out, [*leaves, *terms], gradient.double())
     got = GRADIENTS(gradient.double(), *[t.detach() for t in leaves], [t.detach() for t in terms], *given[4:])
-    rows = [*got[0].unbind(2), *(got[1].unbind(2) if got[0].shape[2] == 1 else ())]
+    others = got[2].sum(0) if got[2].dim() == 6 else got[1]
+    rows = [*got[0].unbind(2), *(others.unbind(2) if got[0].shape[2] == 1 else ())]
     for made, right in zip(rows, want, strict=False):
         torch.testing.assert_close(made.transpose(1, 2), right)
     if given[6]:
@@ -133,6 +138,8 @@ SHAPES = {
     "BERT with padding": (Attention(8, 12, 128, 128, 64, period=8, terms=1, paired=True), False),
     "two terms, 128 keys": (Attention(8, 12, 128, 128, 64, period=8, terms=2), False),
     "16 features": (Attention(8, 12, 20, 20, 16), False),
+    "PVT's first": (Attention(32, 1, 3136, 49, 64), False),
+    "a long head with a mask": (Attention(8, 2, 784, 49, 32, period=8, terms=1), False),
 }
 
 
@@ -153,5 +160,9 @@ def test_sizes() -> None:
     assert shapes(swin, 8, True) == ((1024, 49, 3, 3, 32), (0, 49, 2, 3, 32), (128, 3, 49, 49))
     assert shapes(shifted, 8, False)[2][0] == 0 and shapes(shifted, 8, True)[2][0] == 128
     assert shapes(Attention(2, 3, 20, 50, 64), 1, False)[:2] == ((2, 20, 1, 3, 64), (2, 50, 2, 3, 64))
-    assert not any(takes(Attention(1, 1, q, k, f)) for q, k, f in ((129, 9, 64), (9, 129, 64), (9, 9, 128), (0, 9, 64)))
+    assert not any(
+        takes(Attention(1, 1, q, k, f)) for q, k, f in ((129, 65, 64), (9, 129, 64), (9, 9, 128), (0, 9, 64))
+    )
+    long = Attention(32, 2, 3136, 49, 32)
+    assert each(long) == 12 and shapes(long, 12, False)[1:] == ((0, 49, 2, 2, 32), (5, 32, 49, 2, 2, 32))
     assert takes(Attention(1, 1, 65, 9, 64)) and not takes(Attention(1, 1, 65, 9, 64), summed=True)

@@ -88,6 +88,11 @@ FOUND = {
 
 def step(layer: Layer, x: Tensor, change: Callable[[fx.GraphModule, int], object]) -> list[Tensor]:
     """The result and all gradients of a layer whose joint graph is changed."""
+    return gradients(compiled_with(layer, change), layer, x)
+
+
+def compiled_with(run: Callable[..., Tensor], change: Callable[[fx.GraphModule, int], object]) -> Any:
+    """Compiled, operator by operator, with ``change`` to the joint graph."""
     from torch._functorch.partitioners import min_cut_rematerialization_partition
 
     def partition(graph: fx.GraphModule, inputs: Sequence[Any], num_fwd_outputs: int, **given: Any) -> Any:
@@ -99,7 +104,7 @@ def step(layer: Layer, x: Tensor, change: Callable[[fx.GraphModule, int], object
 
     torch._dynamo.reset()
     backend = aot_autograd(fw_compiler=as_is, bw_compiler=as_is, partition_fn=partition, decompositions={})
-    return gradients(torch.compile(layer, backend=backend), layer, x)
+    return torch.compile(run, backend=backend)
 
 
 def gradients(run: Callable[..., Tensor], layer: Layer, x: Tensor) -> list[Tensor]:
@@ -151,6 +156,29 @@ def test_gradients(name: str) -> None:
     assert site.sizes == (BATCH, HEADS, TOKENS, keys, FEATURES)
     assert (len(site.added), site.bias is not None) == (terms, summed)
     assert is_near(got, layer, x)
+
+
+def test_many_queries() -> None:
+    """Their keys' gradients come in parts, which the graph adds up."""
+
+    def attended(q: Tensor, kv: Tensor) -> Tensor:
+        k, v = kv.view(2, 20, 2, HEADS, FEATURES).permute(2, 0, 3, 1, 4).unbind(0)
+        q = q.view(2, 140, HEADS, FEATURES).transpose(1, 2)
+        return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(2, 140, WIDTH)
+
+    def taken(graph: fx.GraphModule, results: int) -> None:
+        (site,) = trained_attentions(graph, results_of(graph.graph)[:results])  # pyright: ignore
+        put(site, sequences_each(site) or 0)
+        settle(graph)
+        assert not any(n.target is torch.ops.aten.stack.default for n in graph.graph.nodes)
+
+    q, kv = torch.randn(2, 140, WIDTH).bfloat16(), torch.randn(2, 20, 2 * WIDTH).bfloat16()
+    leaves = [t.requires_grad_() for t in (q, kv)]
+    doubles = [t.detach().double().requires_grad_() for t in leaves]
+    runs = ((compiled_with(attended, taken), leaves), (attended, leaves), (attended, doubles))
+    made = [torch.autograd.grad(run(*x).double().square().sum(), x) for run, x in runs]
+    for got, eager, exact in zip(*made, strict=True):
+        assert (got.double() - exact).norm() <= 2 * (eager.double() - exact).norm() + 1e-3 * exact.norm()
 
 
 def causal(_: Layer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

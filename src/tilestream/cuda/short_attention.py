@@ -90,13 +90,14 @@ def gradients_call(
     rows, size = [readable(t) for t in (query, key, value, gradient)], query.element_size()
     firsts, lasts, sums = few_keys_gradients.shapes(a, each, summed)
     out = [query.new_empty(firsts), query.new_empty(lasts), query.new_empty(sums, dtype=torch.float32)]
-    to = [*out[0].unbind(2), *(out[1].unbind(2) if a.queries != a.keys else ())]
-    values |= {"from": [*map(address, rows)], "to": [*map(address, to)]}
-    values["to_row_bytes"] = [t.stride(1) * size for t in to]
+    to = [*out[0].unbind(2), *(out[1].unbind(2) if lasts[0] else ())]
+    missing = [0] * (len(OPERANDS) - len(to))
+    values |= {"from": [*map(address, rows)], "to": [*map(address, to), *missing]}
+    values["to_row_bytes"] = [*(t.stride(1) * size for t in to), *missing]
     for k, name in enumerate(("batch_bytes", "head_bytes", "row_bytes")):
         values[name] = [t.stride(k) * size for t in rows]
     values |= {"sums": address(out[2]), "turns": a.turns, "each": each, "scale": scale}
-    ctas = a.heads * few_keys_gradients.parts(a, each)
+    ctas = a.heads * few_keys_gradients.parts(a, each) * (a.batches if few_keys_gradients.is_long(a) else 1)
     return LaneCall(few_keys_gradients.kernel(a, each, summed), ctas, values, out, [*rows, *terms])
 
 

@@ -57,7 +57,8 @@ def short_attention_gradients(
     scores = weighted - weights * weighted.sum(-1, keepdim=True)
     made = (scores @ by_key * scale, scores.mT @ by_query * scale, weights.mT @ given)
     firsts, lasts, sums = gradients_of(query, key, added, summed, each)
-    for to, result in zip(parted(firsts, lasts), made, strict=True):
+    is_long = sums.dim() > scores.dim()
+    for to, result in zip(parted(firsts, sums.zero_()[0] if is_long else lasts), made, strict=True):
         to.copy_(result)
     if summed:
         sums.zero_()[0] = scores.sum(0)
@@ -91,5 +92,6 @@ GRADIENTS = operator(
 
 Two tensors hold the gradients of query, key and value: [B, Q, 3, H, F] and nothing where there are as many queries as
 keys, else [B, Q, 1, H, F] and [B, K, 2, H, F]. The third, [parts, H, Q, K] in fp32, adds up over its first to the
-gradient of what is added to all sequences, if it is ``summed``; a part has ``each`` sequences at most.
+gradient of what is added to all sequences, if it is ``summed``; a part has ``each`` sequences at most. Of more queries
+than ``few_keys_gradients.MOST`` the second is empty, and the third, [parts, B, K, 2, H, F], adds up to it.
 """

@@ -217,6 +217,8 @@ def put(site: Trained, each: int) -> None:
     with first.graph.inserting_before(first):
         both = call(ours, GRADIENTS, site.gradient, *ours.args, site.bias is not None, each)
         firsts, lasts, sums = (call(ours, operator.getitem, both, k) for k in range(3))
+        if len(shape_of(sums)) == len(shape_of(lasts)) + 1:  # of many queries, in parts
+            lasts = cast(firsts, call(ours, aten.sum.dim_IntList, sums, [0]))
         _put_ends(site, [firsts] if site.sizes[2] == site.sizes[3] else [firsts, lasts])
         if site.bias is not None:
             whole = cast(site.bias, call(ours, aten.sum.dim_IntList, sums, [0]))
