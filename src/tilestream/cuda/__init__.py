@@ -28,16 +28,7 @@ if TYPE_CHECKING:
 
 SMALLEST = "h100"  # of the devices that kernels are made for; a CTA has as much on all of them
 
-__all__ = [
-    "KernelReport",
-    "KernelSource",
-    "available",
-    "build",
-    "compile_only",
-    "first_ready",
-    "sources",
-    "start",
-]
+__all__ = ["KernelReport", "KernelSource", "available", "build", "compile_only", "first_ready", "sources", "start"]
 
 
 def available() -> str:

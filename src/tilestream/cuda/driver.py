@@ -120,13 +120,7 @@ class PreparedLaunch:
     """Call it to enqueue a kernel with arguments that were settled before."""
 
     def __init__(
-        self,
-        function: Function,
-        grid: tuple[int, int],
-        threads: int,
-        stream: int,
-        params: bytes,
-        cooperative: bool,
+        self, function: Function, grid: tuple[int, int], threads: int, stream: int, params: bytes, cooperative: bool
     ) -> None:
         d = _driver()
         held = ctypes.create_string_buffer(params, len(params))

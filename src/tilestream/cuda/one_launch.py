@@ -60,12 +60,7 @@ class Launch:
             self.record.check()
 
     def prepare(
-        self,
-        where: Mapping[str, Where],
-        rows: int,
-        stream: int,
-        capture: int,
-        values: Mapping[str, Any] | None = None,
+        self, where: Mapping[str, Where], rows: int, stream: int, capture: int, values: Mapping[str, Any] | None = None
     ) -> list[PreparedLaunch]:
         """What to enqueue on ``stream`` for ``rows`` rows of the tensors at ``where``: the packing of weights if any is
         packed, and the kernel.

@@ -7,16 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tilestream.devices.ranges import (
-    CAPABILITY,
-    CLUSTER,
-    PAYLOAD,
-    RANGES,
-    RESIDENT,
-    SECONDS,
-    TENSOR_FLOPS,
-    Range,
-)
+from tilestream.devices.ranges import CAPABILITY, CLUSTER, PAYLOAD, RANGES, RESIDENT, SECONDS, TENSOR_FLOPS, Range
 from tilestream.errors import DeviceError
 
 SCALABLE = (
@@ -242,10 +233,7 @@ def check(device: Device) -> None:
             device.l2_bytes_per_s,
             f"DRAM traffic passes through the L2: make it at least dram_bytes_per_s, {device.dram_bytes_per_s:g}",
         )
-    for name, least in (
-        ("l2_shared_bytes_per_s", "l2_bytes_per_s"),
-        ("shared_bytes_per_sm", "shared_bytes_per_cta"),
-    ):
+    for name, least in (("l2_shared_bytes_per_s", "l2_bytes_per_s"), ("shared_bytes_per_sm", "shared_bytes_per_cta")):
         if getattr(device, name) < getattr(device, least):
             raise wrong(name, getattr(device, name), f"make it at least {least}, {getattr(device, least):,}")
     for name in ("queue_curve", "dsm_curve"):

@@ -8,10 +8,4 @@ from dataclasses import replace
 
 from tilestream.devices.h200 import H200
 
-H100 = replace(
-    H200,
-    name="h100",
-    l2_bytes=50_000_000,
-    dram_bytes=80_000_000_000,
-    dram_bytes_per_s=3.0e12,
-)
+H100 = replace(H200, name="h100", l2_bytes=50_000_000, dram_bytes=80_000_000_000, dram_bytes_per_s=3.0e12)

@@ -29,11 +29,7 @@ if TYPE_CHECKING:
 
 Kind = Literal["inference", "forward", "backward"]
 
-_ALONE = {
-    "automatic_dynamic_shapes": False,
-    "recompile_limit": sys.maxsize,
-    "accumulated_recompile_limit": sys.maxsize,
-}
+_ALONE = {"automatic_dynamic_shapes": False, "recompile_limit": sys.maxsize, "accumulated_recompile_limit": sys.maxsize}
 """Dynamo keeps what it learned with a layer's code, whichever model ran it; a capture must not depend on that."""
 
 

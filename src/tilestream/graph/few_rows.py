@@ -26,10 +26,7 @@ LONGEST = 16
 
 
 def wide_blocks(
-    nodes: Collection[fx.Node],
-    facts: Facts,
-    taken: Collection[fx.Node],
-    left: Collection[fx.Node] = (),
+    nodes: Collection[fx.Node], facts: Facts, taken: Collection[fx.Node], left: Collection[fx.Node] = ()
 ) -> Iterator[list[list[fx.Node]]]:
     """Groups of ``nodes``, in their order: a product, what is computed elementwise in front of it, and the products
     of one input before that; with what makes that input, a norm, and what is done to the result, a residual. Nobody
@@ -105,12 +102,7 @@ def after_product(last: fx.Node, facts: Facts, *others: fx.Node) -> list[fx.Node
     return found
 
 
-def in_front(
-    start: fx.Node | None,
-    group: set[fx.Node],
-    nodes: Sequence[fx.Node],
-    facts: Facts,
-) -> set[fx.Node]:
+def in_front(start: fx.Node | None, group: set[fx.Node], nodes: Sequence[fx.Node], facts: Facts) -> set[fx.Node]:
     """What makes ``start``, which ``group`` reads, as far as it is elementwise or a norm and only the group uses it."""
     if start is None or start not in facts.known:
         return set()

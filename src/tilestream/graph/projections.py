@@ -25,11 +25,7 @@ LONG_SUM = 1024
 residual: 17.6 us and 30.6 for the 1 x 1 behind it and the next block's, 52.6 as one kernel."""
 
 
-def lone_layers(
-    nodes: Collection[fx.Node],
-    facts: Facts,
-    taken: Collection[fx.Node],
-) -> Iterator[list[list[fx.Node]]]:
+def lone_layers(nodes: Collection[fx.Node], facts: Facts, taken: Collection[fx.Node]) -> Iterator[list[list[fx.Node]]]:
     """Groups of ``nodes``, in their order: all products of one input that no row stream holds, queries, keys and
     values, with what makes that input where nobody else uses it, and what is done elementwise to each. The largest
     group comes first, then those without what is behind, without what is in front; and of several products each alone.
@@ -70,9 +66,7 @@ def lone_layers(
 
 
 def behind_derivatives(
-    nodes: Collection[fx.Node],
-    facts: Facts,
-    taken: Collection[fx.Node],
+    nodes: Collection[fx.Node], facts: Facts, taken: Collection[fx.Node]
 ) -> Iterator[list[list[fx.Node]]]:
     """Of a backward graph, products that no row stream holds with what is done elementwise to each, as the derivative
     of an activation (``rewrites.derivatives``)."""
@@ -117,9 +111,7 @@ def behind_layers(nodes: Collection[fx.Node], facts: Facts) -> frozenset[fx.Node
 
 
 def lone_convolutions(
-    nodes: Collection[fx.Node],
-    facts: Facts,
-    taken: Collection[fx.Node],
+    nodes: Collection[fx.Node], facts: Facts, taken: Collection[fx.Node]
 ) -> Iterator[list[list[fx.Node]]]:
     """Likewise convolutions that go alone, with what is done elementwise behind each, and without: those of few output
     pixels, of which a row stream would keep as few SMs busy as there are tiles; and those of long sums, whose tiles are

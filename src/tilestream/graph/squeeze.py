@@ -16,14 +16,7 @@ from tilestream.kernels.operators import squeeze as kernels
 
 
 def squeeze(
-    sums: Tensor,
-    share: float,
-    w1: Tensor,
-    b1: Tensor | None,
-    w2: Tensor,
-    b2: Tensor | None,
-    activation: str,
-    gate: str,
+    sums: Tensor, share: float, w1: Tensor, b1: Tensor | None, w2: Tensor, b2: Tensor | None, activation: str, gate: str
 ) -> Tensor:
     """Gates ``[pictures, channels]``, of the dtype of the weights; all is fp32 (fp64 of fp64) and rounded once.
 

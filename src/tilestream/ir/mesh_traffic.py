@@ -8,16 +8,7 @@ from dataclasses import replace
 from math import ceil, prod
 
 from tilestream.ir.axes import Level, Spread, View, along, around
-from tilestream.ir.derive import (
-    WRITES,
-    Partial,
-    Replicate,
-    divided,
-    element_bytes,
-    exchange,
-    placement,
-    wanted,
-)
+from tilestream.ir.derive import WRITES, Partial, Replicate, divided, element_bytes, exchange, placement, wanted
 from tilestream.ir.lengths import Sizes, sizes_of
 from tilestream.ir.pipeline import ELEMENT_BYTES, Pipeline, Queue, Role, Stage, TileOp
 

@@ -144,11 +144,7 @@ def _tapped(o: _Operands, tensor: Tensor, tap: Tap) -> None:
 
 def _indexed(o: _Operands, table: Tensor, index: Tensor) -> None:
     """Rows of 16 bytes and more: that is what one lane copies."""
-    o.need(
-        index.dtype in INDEX_BYTES,
-        f"index {index.name!r} is {index.dtype}",
-        f"use one of {', '.join(INDEX_BYTES)}",
-    )
+    o.need(index.dtype in INDEX_BYTES, f"index {index.name!r} is {index.dtype}", f"use one of {', '.join(INDEX_BYTES)}")
     o.need(len(table.axes) == 2, f"table {table.name!r} has {len(table.axes)} dimensions", "give [rows, features]")
     _in_pieces(o, "rows of table", table, "gather them before the pipeline, or pad the table's rows")
 

@@ -70,12 +70,7 @@ def traffic(pipeline: Pipeline, rows: int) -> Traffic:
                 shared += _shared(stage, launch, rows)
     names = dict.fromkeys([*reads, *writes])
     return Traffic(
-        registers,
-        shared,
-        l2,
-        sum(reads.values()),
-        sum(writes.values()),
-        tuple((n, reads[n], writes[n]) for n in names),
+        registers, shared, l2, sum(reads.values()), sum(writes.values()), tuple((n, reads[n], writes[n]) for n in names)
     )
 
 

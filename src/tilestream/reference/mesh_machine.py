@@ -35,14 +35,7 @@ from tilestream.reference.einsum import COMBINE, Weighed, evaluate, softmax, tog
 from tilestream.reference.memory import Memory
 from tilestream.reference.ops import Arithmetic
 from tilestream.reference.ring import Ring, Wait, take_turns
-from tilestream.reference.segments import (
-    Positions,
-    Segments,
-    check_indices,
-    check_orders,
-    none_at_all,
-    pieces,
-)
+from tilestream.reference.segments import Positions, Segments, check_indices, check_orders, none_at_all, pieces
 from tilestream.reference.workers import Coordinates, Steps, Workers, coordinate, read
 
 

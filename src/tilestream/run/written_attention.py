@@ -17,16 +17,7 @@ from tilestream.graph.region import extract
 from tilestream.graph.rewrites.insert import call
 from tilestream.graph.settled import settle
 from tilestream.graph.short_attention import SHORT
-from tilestream.graph.written_attention import (
-    Written,
-    added,
-    described,
-    fuse,
-    reads_rows,
-    term,
-    terms,
-    written_at,
-)
+from tilestream.graph.written_attention import Written, added, described, fuse, reads_rows, term, terms, written_at
 from tilestream.options import Options
 from tilestream.plan.candidates import FALLBACK, Candidate
 from tilestream.plan.chooser import Question, choose

@@ -208,15 +208,7 @@ def _extrapolated(pipeline: Pipeline, rows: int, device: Device, most_steps: int
     time_us = sum(launches)
     note = f"{part} of {rows} rows simulated step by step (at most {most_steps} steps), the rest at their steady rate"
     levels = levels_of(pipeline, {ROWS.name: rows})
-    return replace(
-        whole,
-        rows=rows,
-        time_us=time_us,
-        launches_us=launches,
-        bytes=levels,
-        exact=False,
-        note=note,
-    )
+    return replace(whole, rows=rows, time_us=time_us, launches_us=launches, bytes=levels, exact=False, note=note)
 
 
 def _exact(pipeline: Pipeline, rows: int, device: Device, spans: bool) -> Simulation:

@@ -70,11 +70,7 @@ def _stage(stage: Stage, launch: Pipeline, rows: int, device: Device, loaded: se
         steps,
         ctas,
         work,
-        once=TileWork(
-            dram_read=weights / ctas,
-            l2_shared_read=0 if streamed else weights,
-            latency_s=cost.first_s,
-        ),
+        once=TileWork(dram_read=weights / ctas, l2_shared_read=0 if streamed else weights, latency_s=cost.first_s),
         registers=device.registers_per_sm,
         ops=tuple(op.kind for op in stage.ops),
         overlap=True,

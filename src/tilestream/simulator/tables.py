@@ -31,15 +31,11 @@ STAGE = np.dtype(
 """One record a stage: counts, and seconds of one tile (``once``: of one CTA); ``load``, ``store`` and ``once`` are
 seconds of DRAM, L2 and port. ``out_ring_first`` and the like say which entries of ``Tables.links`` are its own."""
 
-RING = np.dtype(
-    [*_fields(np.int64, "producer", "first", "room"), ("credit", np.float64)],
-    align=True,
-)
+RING = np.dtype([*_fields(np.int64, "producer", "first", "room"), ("credit", np.float64)], align=True)
 """One record a queue. ``room`` is how many tiles of its producer it holds in all."""
 
 EDGE = np.dtype(
-    [*_fields(np.int64, "ring", "producer", "consumer", "gives", "takes", "many"), ("flight", np.float64)],
-    align=True,
+    [*_fields(np.int64, "ring", "producer", "consumer", "gives", "takes", "many"), ("flight", np.float64)], align=True
 )
 """One record a consumer of a queue: ``gives`` tiles of the producer are as much as ``takes`` of the consumer. ``many``
 says that one tile of the consumer takes several of the producer's."""
@@ -197,11 +193,7 @@ def _queue(queue: SimQueue, payload: float, spill: float, device: Device) -> np.
     if queue.cluster:
         return np.array((0.0, 0.0, payload * device.sms / device.dsm_bytes_per_s))
     return np.array(
-        (
-            spill * payload / device.dram_bytes_per_s,
-            payload / device.l2_bytes_per_s,
-            payload / device.sm_bytes_per_s,
-        )
+        (spill * payload / device.dram_bytes_per_s, payload / device.l2_bytes_per_s, payload / device.sm_bytes_per_s)
     )
 
 

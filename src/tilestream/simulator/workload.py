@@ -171,11 +171,7 @@ def check(launch: SimLaunch) -> None:
 
 
 def _check_stage(stage: SimStage) -> None:
-    for what, least, value in (
-        ("tiles", 0, stage.tiles),
-        ("ctas", 1, stage.ctas),
-        ("registers", 0, stage.registers),
-    ):
+    for what, least, value in (("tiles", 0, stage.tiles), ("ctas", 1, stage.ctas), ("registers", 0, stage.registers)):
         if value < least:
             raise WorkloadError(f"stage {stage.name!r} has {value} {what}", f"use at least {least}")
     for what, of in (("weights", stage.weights), ("waits", stage.waits_s)):

@@ -4,11 +4,4 @@ from tilestream.graph.interaction.op import INTERACTION, INTERACTION_BACKWARD
 from tilestream.graph.interaction.place import place, unpadded
 from tilestream.graph.interaction.sites import Interaction, find_interactions
 
-__all__ = [
-    "INTERACTION",
-    "INTERACTION_BACKWARD",
-    "Interaction",
-    "find_interactions",
-    "place",
-    "unpadded",
-]
+__all__ = ["INTERACTION", "INTERACTION_BACKWARD", "Interaction", "find_interactions", "place", "unpadded"]

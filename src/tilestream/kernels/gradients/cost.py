@@ -54,10 +54,7 @@ def sums_cost(pipeline: Pipeline, rows: int, device: Device) -> Counts:
     partials = PARTIAL_TRIPS * sum(s.workspace_bytes for s in schedules)
     trips = 1 + max(map(_turns, schedules))
     trips_s = device.queue_s(2048) + trips * TRIP_S * scaling.hand_over(device)
-    memory = (
-        Amount("dram", dram, device.dram_bytes_per_s),
-        Amount("l2", l2, device.l2_shared_bytes_per_s),
-    )
+    memory = (Amount("dram", dram, device.dram_bytes_per_s), Amount("l2", l2, device.l2_shared_bytes_per_s))
     own = Amount("own share", max(_multiply_s(s, tiles, device) for s in schedules))  # of the CTA with most to do
     later = Amount("sm port", max(0.0, longest - l2 / sum(s.ctas for s in schedules)), device.sm_bytes_per_s)
     streamed = Counts("streams", (Counts("loads", (Counts("memory", memory, beside), own), max), later))

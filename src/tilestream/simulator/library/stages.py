@@ -47,13 +47,5 @@ def one_stage(
     merged = merge(tiles, ctas)
     work = whole.scaled(1 / merged) + TileWork(latency_s=latency_s * tiles / merged)
     return SimStage(
-        name,
-        engine,
-        merged,
-        ctas,
-        work,
-        once or TileWork(),
-        registers=registers,
-        ops=(name,),
-        overlap=overlap,
+        name, engine, merged, ctas, work, once or TileWork(), registers=registers, ops=(name,), overlap=overlap
     )
