@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from streamed import without_inductor
 from torch import Tensor, fx, nn
 from torch._dynamo.backends.common import aot_autograd
+from whole_graphs import check
 
 from tilestream.graph.nodes import results_of
 from tilestream.graph.real import real
@@ -135,6 +136,7 @@ def replaced(into: list[Trained]) -> Callable[[fx.GraphModule, int], None]:
             assert each is not None
             put(site, each)
         settle(graph)
+        check(graph.graph, trained_attentions)  # pyright: ignore[reportArgumentType]
         ours = [n for n in graph.graph.nodes if n.target is SHORT]
         assert all(tuple(n.meta["val"].shape) == (BATCH, HEADS, TOKENS, FEATURES) for n in ours)
         left = {str(n.target) for n in graph.graph.nodes}
@@ -170,6 +172,7 @@ def test_many_queries() -> None:
         (site,) = trained_attentions(graph, results_of(graph.graph)[:results])  # pyright: ignore
         put(site, sequences_each(site) or 0)
         settle(graph)
+        check(graph.graph, trained_attentions)  # pyright: ignore[reportArgumentType]
         assert not any(n.target is torch.ops.aten.stack.default for n in graph.graph.nodes)
 
     q, kv = torch.randn(2, 140, WIDTH).bfloat16(), torch.randn(2, 20, 2 * WIDTH).bfloat16()

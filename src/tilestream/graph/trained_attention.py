@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 from math import isclose
 from typing import Any
 
+import torch
 from torch import fx
 from torch.fx.node import map_arg
 
-from tilestream.graph.lying import lie_alike
+from tilestream.graph.lying import elsewhere, lie_alike
 from tilestream.graph.masked.op import empty_result
 from tilestream.graph.nodes import aten, packet, value
 from tilestream.graph.rewrites.insert import call, cast
@@ -38,6 +39,7 @@ from tilestream.graph.written_attention import (
     written_at,
 )
 
+CONTIGUOUS = torch.contiguous_format
 TURNED = ((-2, -1), (-1, -2), (2, 3), (3, 2))
 
 
@@ -237,21 +239,37 @@ def _erase(node: fx.Node) -> None:
 def _put_ends(site: Trained, made: Sequence[fx.Node]) -> None:
     """Results of ``GRADIENTS`` in the place of gradients; where those are put together, as they lie."""
     rows = [call(n, aten.select.int, n, 2, k) for n in made for k in range(shape_of(n)[2])]
-    queries, keys, values = (call(n, aten.transpose.int, n, 1, 2) for n in rows)
+    own = [call(n, aten.transpose.int, n, 1, 2) for n in rows]
     ends = list(site.ends)
     if site.turned:
         for turn in [u for u in ends[1].users if u.target is aten.transpose.int and u.args[1:] in TURNED]:
-            turn.replace_all_uses_with(keys)
-            ends[1] = turn
-        if list(site.ends[1].users) != [ends[1]]:
-            site.ends[1].replace_all_uses_with(call(keys, aten.transpose.int, keys, -2, -1))
-    for end, own in zip(ends, (queries, keys, values), strict=True):
-        end.replace_all_uses_with(own)
-    together = {3: [queries, keys, values], 2: [keys, values]}[shape_of(made[-1])[2]]
-    for stack in list(values.users):
-        if stack.target is aten.stack.default and list(stack.args[0]) == together and stack.args[1:] in ((), (0,)):  # pyright: ignore
-            with stack.graph.inserting_before(stack):
-                stack.replace_all_uses_with(call(values, aten.permute.default, made[-1], [2, 0, 3, 1, 4]))
+            _stand_in(turn, own[1])
+            ends[1] = own[1]
+        if site.ends[1].users:
+            _stand_in(site.ends[1], call(own[1], aten.transpose.int, own[1], -2, -1))
+    together = {3: ends, 2: ends[1:]}[shape_of(made[-1])[2]]
+    for stack in [u for u in together[-1].users if u.target is aten.stack.default]:
+        if list(stack.args[0]) == together and stack.args[1:] in ((), (0,)):  # pyright: ignore[reportArgumentType]
+            _stand_in(stack, call(own[0], aten.permute.default, made[-1], [2, 0, 3, 1, 4]))
+            stack.graph.erase_node(stack)
+    for end, mine in zip(ends, own, strict=True):
+        if end is not mine and end.users:
+            _stand_in(end, mine)
+
+
+def _stand_in(before: fx.Node, own: fx.Node) -> None:
+    """``own`` in the place of ``before``: as it lies, or copied where a view of it would be none."""
+    values = elsewhere(before.graph, before, own.meta["val"])
+    if values is None:
+        lay: Any = value(before)
+        by_token = lay.dim() == 4 and lie_alike(lay, empty_result(lay, by_token=True))
+        order = [1, 2] if by_token else [0, 0]
+        dense = call(own, aten.clone.default, call(own, aten.transpose.int, own, *order), memory_format=CONTIGUOUS)
+        own = call(own, aten.transpose.int, dense, *order)
+        values = elsewhere(before.graph, before, own.meta["val"]) or {}
+    for node, val in values.items():
+        node.meta["val"] = val
+    before.replace_all_uses_with(own)
 
 
 def _readers(node: fx.Node) -> Iterator[fx.Node]:
