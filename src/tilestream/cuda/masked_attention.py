@@ -129,13 +129,8 @@ def tiles_call(
     chunk = max(1, min(batches * heads * query_blocks * key_blocks // CTAS_WANTED, key_blocks, MOST_CHUNK))
     chunks = -(-key_blocks // chunk)
     kernel = tiles_kernel(mask, tuple(str(t.dtype) for t in read), blocks is not None)
-    values: dict[str, Any] = {
-        "states": address(states),
-        "bits": address(bits),
-        "state_row": row,
-        "queries": queries,
-        "keys": keys,
-    }
+    values: dict[str, Any] = {"states": address(states), "bits": address(bits), "state_row": row}
+    values |= {"queries": queries, "keys": keys}
     values |= {"query_blocks": query_blocks, "key_blocks": key_blocks, "chunk_blocks": chunk, "chunks": chunks}
     values |= {"mask_heads": heads, "read": at_least_one([address(t) for t in read])}
     for name, of in (("strides", Tensor.stride), ("sizes", Tensor.size)):

@@ -115,8 +115,7 @@ def best_splits(program: Pipeline, rows: int, device: Device, options: Options) 
         alone = block.one_layer
         top, each = (margins.SHARED_ALONE, 1) if alone else (margins.SHARED, margins.SHARED_EACH)
         kinds = [] if alone else [[s for s in ranked if s.row_tiles == tiles_for(rows)[1]]]
-        for kind in dict.fromkeys(_kind(s) for s in ranked):
-            kinds.append([s for s in ranked if _kind(s) == kind])
+        kinds += [[s for s in ranked if _kind(s) == kind] for kind in dict.fromkeys(map(_kind, ranked))]
         best = [some[place] for place in range(each) for some in kinds if len(some) > place]
         kept = [*dict.fromkeys([*best, *ranked])][:top]
         if not alone:

@@ -10,8 +10,8 @@ from torch import fx
 
 from tilestream.devices import Device
 from tilestream.errors import VerifyError
-from tilestream.graph.nodes import is_view, readers
-from tilestream.graph.origins import bare, origin_of, same_as, unpadded
+from tilestream.graph.lowering import Steps
+from tilestream.graph.nodes import aten, is_view, packet, readers, value
 from tilestream.graph.selection import Cut
 from tilestream.ir.pipeline import Pipeline
 from tilestream.ir.ways import reached
@@ -19,6 +19,8 @@ from tilestream.plan.backward_chains import Joined, join
 from tilestream.plan.gradient_launches import GradientLaunch
 
 log = logging.getLogger(__name__)
+
+_SAME = (aten.detach, aten.alias, aten.view, aten.reshape, aten._unsafe_view)
 
 
 @dataclass(frozen=True)
@@ -108,3 +110,31 @@ def _first_of(results: Container[fx.Node], node: fx.Node) -> fx.Node | None:
     while current is not None and current not in results:
         current = same_as(current)
     return current
+
+
+def origin_of(node: fx.Node) -> fx.Node:
+    """What a node is, under other leading dimensions."""
+    while (before := same_as(node)) is not None:
+        node = before
+    return node
+
+
+def same_as(node: fx.Node) -> fx.Node | None:
+    """What a node is a view of, if that has the same columns."""
+    if packet(node) not in _SAME or not isinstance(node.args[0], fx.Node):
+        return None
+    before, after = value(node.args[0]), value(node)
+    if before is None or after is None or before.shape[-1:] != after.shape[-1:]:
+        return None
+    return node.args[0]
+
+
+def unpadded(node: fx.Node) -> fx.Node:
+    """What a node is without columns of zeros behind it."""
+    is_pad = packet(node) is aten.constant_pad_nd and len(node.args[1]) == 2 and node.args[1][0] == 0  # pyright: ignore
+    return origin_of(node.args[0]) if is_pad and isinstance(node.args[0], fx.Node) else origin_of(node)
+
+
+def bare(steps: Steps) -> Steps:
+    """Steps that change more than leading dimensions."""
+    return tuple(step for step in steps if step[0] != "flatten")

@@ -14,7 +14,7 @@ from tilestream.errors import IRError, VerifyError
 from tilestream.ir.pipeline import TILE_ROWS, Pipeline
 from tilestream.ir.serialise import pipeline_to_json
 from tilestream.options import Options
-from tilestream.plan import few_rows, many_rows, margins
+from tilestream.plan import few_rows, margins
 from tilestream.plan.candidates import (
     FALLBACK,
     Candidate,
@@ -32,7 +32,7 @@ from tilestream.plan.passes.activation_in_product import activation_in_product
 from tilestream.plan.passes.cleaning import merge_common_ops, remove_dead_ops
 from tilestream.plan.passes.cuts import split_bulk
 from tilestream.plan.passes.verified import apply
-from tilestream.plan.recipes import IN_PLACE, KERNEL_A_LAYER, Recipe, recipes
+from tilestream.plan.recipes import IN_PLACE, KERNEL_A_LAYER, TILED, Recipe, recipes, tiled
 from tilestream.plan.shown import pipeline_us
 from tilestream.plan.turned import NONE, Turned, lying, reads_them
 
@@ -150,13 +150,11 @@ def _proposals(
     program: Pipeline, rows: int, device: Device, options: Options, _any_order: bool
 ) -> tuple[Candidate, ...]:
     """``_any_order`` is a part of the key alone: torch's flag, which recipes look at, may change from call to call."""
-    candidates: list[Candidate] = []
     before: dict[Pipeline, Candidate] = {}
     shared = few_rows.recipes(program, rows, device, options) if options.strategy in ("auto", few_rows.STRATEGY) else []
-    tiled = many_rows.recipes(program, rows, options)
     streams = [] if any(t.by_columns for t in program.tensors) else recipes(program, options, device)
-    for recipe in (*streams, *tiled, *shared):
-        candidates.append(_candidate(recipe, program, rows, device, options.queue_depth, before))
+    every = (*streams, *tiled(program, rows, options), *shared)
+    candidates = [_candidate(recipe, program, rows, device, options.queue_depth, before) for recipe in every]
     # Every other strategy has recipes for every program. A block on few rows is expected to be shared.
     expected = options.strategy == few_rows.STRATEGY or (options.strategy == "auto" and few_rows.bin_of(program, rows))
     if expected and not shared:
@@ -188,7 +186,7 @@ def shortlist(
         limit = margins.HOPELESS_SHARED if c.strategy == few_rows.STRATEGY else margins.HOPELESS
         return prediction_of(c) > limit * prediction_of(legal[0])
 
-    dealt_us = min((prediction_of(c) for c in others if c.detail == many_rows.TILED.detail), default=math.inf)
+    dealt_us = min((prediction_of(c) for c in others if c.detail == TILED.detail), default=math.inf)
 
     def beaten(c: Candidate) -> bool:
         if c.detail.startswith(IN_PLACE):

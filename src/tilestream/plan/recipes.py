@@ -1,6 +1,6 @@
 """How candidates are made of a region's program: which passes, and with what, under each strategy.
 
-Those that depend on the rows have files of their own: ``few_rows`` and ``many_rows``.
+Those for few rows, which depend on how many there are, have a file of their own: ``few_rows``.
 """
 
 from __future__ import annotations
@@ -12,10 +12,14 @@ from functools import partial
 from tilestream.devices import Device
 from tilestream.ir.pipeline import Pipeline
 from tilestream.ir.verify import WIDEST
+from tilestream.kernels.product.block import MOST_ROWS
+from tilestream.kernels.product.finder import is_block, is_projection
+from tilestream.kernels.product.tiled_block.model import is_tileable
 from tilestream.options import Options
 from tilestream.plan.passes import forms, settings
 from tilestream.plan.passes.cleaning import merge_common_ops, order_memory_ops, remove_dead_ops
 from tilestream.plan.passes.cuts import cut_vertical, split_bulk, split_columns, split_spatial
+from tilestream.plan.passes.tile_block import tile_block
 from tilestream.plan.passes.verified import Pass, verified
 
 KERNEL_A_LAYER = "bulk"
@@ -160,3 +164,20 @@ def _in_place(program: Pipeline) -> list[Recipe]:
         Recipe("vertical", split, detail=IN_PLACE),
         Recipe("vertical", split, detail=f"{IN_PLACE}, one product in flight", in_flight=1),
     ]
+
+
+TILED = Recipe("vertical", tile_block, detail="wide layers as tiles over the grid", dealt=True)
+"""The candidate for a feed-forward block, or one layer, on many rows that is too wide for a row stream: tiles."""
+
+
+def tiled(program: Pipeline, rows: int, options: Options) -> list[Recipe]:
+    """``TILED`` where ``program`` is a block or a layer on many rows whose result no fragment holds; else none.
+
+    Narrower results are sums that stay in registers (``plan.passes.forms.chunk_hidden``).
+    """
+    if options.strategy not in ("auto", TILED.strategy) or rows <= MOST_ROWS:
+        return []
+    if not is_block(program) or (is_projection(program) and not is_tileable(program)):
+        return []
+    stored = [op.ins[0] for op in program.stages[0].ops if op.kind == "store"]
+    return [TILED] if any(program.tiles()[t].features > WIDEST[0] for t in stored) else []

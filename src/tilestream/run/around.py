@@ -36,8 +36,6 @@ def rewrite_around(
     device_ops.begin(graph.graph)
     if inference:
         fuse_written(graph, options, target)
-        replace_attention(graph, STREAMED, options, target)
-        replace_attention(graph, FLASH_ATTENTION, options, target)
-        replace_attention(graph, EFFICIENT_ATTENTION, options, target)
-        replace_attention(graph, SHORT_ATTENTION, options, target)
+        for kernel in (STREAMED, FLASH_ATTENTION, EFFICIENT_ATTENTION, SHORT_ATTENTION):
+            replace_attention(graph, kernel, options, target)
         start_early(graph, options)

@@ -68,10 +68,8 @@ def gradients_trial(launch: GradientLaunch, target: Target) -> Trial:
         return lambda: [values[dy].t() @ values[x] for dy, x in pairs]
 
     def plain(*values: Tensor) -> list[Tensor]:
-        made: list[Tensor] = []
-        for layer, (dy, x) in zip(layers, pairs, strict=True):
-            made += [values[dy].t() @ values[x], *([values[dy].sum(0)] if layer.bias else [])]
-        return made
+        given = [(layer, values[dy], values[x]) for layer, (dy, x) in zip(layers, pairs, strict=True)]
+        return [t for layer, dy, x in given for t in (dy.t() @ x, *([dy.sum(0)] if layer.bias else []))]
 
     def beside_us(candidate: Candidate) -> float:
         return bias(layers, launch.rows, target.hardware).seconds * 1e6 if candidate.strategy == FALLBACK else 0.0

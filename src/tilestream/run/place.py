@@ -48,11 +48,8 @@ def place(
         The regions that are calls now.
     """
     calls = Calls(owner)
-    placed: list[Region] = []
-    for cut in found.cuts:
-        pipeline = pipeline_of(cut.region)
-        if pipeline is not None:
-            placed.append(calls.of_region(cut, pipeline, kind, constant))
+    wanted = ((cut, pipeline_of(cut.region)) for cut in found.cuts)
+    placed = [calls.of_region(cut, made, kind, constant) for cut, made in wanted if made is not None]
     calls.settle()
     return placed
 

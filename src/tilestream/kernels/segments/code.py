@@ -213,10 +213,8 @@ class PassCode:
         return found
 
     def load(self) -> list[str]:
-        lines = []
-        for name, a in self.words.items():
-            lines += a.load(f"row.w{self.code.numbers[name]}", self._row(a.read.index))
-        return lines
+        numbers, words = self.code.numbers, self.words.items()
+        return [line for name, a in words for line in a.load(f"row.w{numbers[name]}", self._row(a.read.index))]
 
     def _row(self, index: int) -> str:
         return f"row.at{index}" if index >= 0 else "(u32)at"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from operator import itemgetter
 
-from tilestream.ir.pipeline import Pipeline
+from tilestream.ir.pipeline import Pipeline, TileOp
 from tilestream.kernels.parts.text import UNROLL, block, loop, plus
 from tilestream.kernels.stream.column_loop import ROW_BYTES, column_loop
 from tilestream.kernels.stream.epilogue import Epilogue
@@ -15,14 +15,14 @@ from tilestream.kernels.stream.layout import Layout, boxes_of, turns_of
 from tilestream.kernels.stream.model import Gemm, Place, Schedule, Segment, Step, ceil_to
 from tilestream.kernels.stream.names import Names
 from tilestream.kernels.stream.node_sums import NodeSums
-from tilestream.kernels.stream.own_rows import OwnRows
-from tilestream.kernels.stream.tables import Tables
+from tilestream.kernels.stream.tables import Tables, own_entry
 
 MOST_PAGES, MOST_CHUNKS = 12, 4
 """Of a product whose code is unrolled altogether: pages of weights that it takes beside a stream, and chunks of an
 operand that waits in shared memory, whose addresses are constants then. ptxas keeps such from one product to the next,
 and spills (716 bytes of four layers 512 wide, of which loops spill 104), and NVRTC takes up to three times as long."""
 
+NEXT_TILE = "tile + u.stride * S::TILES"
 _POINTER = re.compile(r"@P(\d+)@")
 _CHUNK = re.compile(r"\bin_[A-Za-z]\w*")
 
@@ -342,3 +342,46 @@ def operand_copy(names: Names, step: Step) -> list[str]:
     if whole % 2:
         lines.append(f"zero_blocks<{whole}, {whole + 1}>({slot});")
     return lines
+
+
+class OwnRows:
+    """C++ of a stage's rows through an index that lanes load themselves: by no ring, into the registers that products
+    take. Pointers of tables and indices are placed where they are first named.
+
+    A loader warp copies 64 rows of 128 bytes in 1.6 us, 16 bytes a lane; the 128 lanes that compute with them load the
+    same in the latency of one load. Which rows those are is read a tile ahead.
+    """
+
+    def __init__(self, names: Names) -> None:
+        self.names = names
+        self.loads = [step.own_rows for step in names.s.steps if step.own_rows is not None]
+
+    def declarations(self) -> list[str]:
+        """Of each index the rows of the next tile, at first of the first one."""
+        lines = []
+        for op in {self._rows(op): op for op in self.loads}.values():
+            first = "Units<S::TILES>(p.rows, w).tile(g)"
+            lines += [f"OwnRows {self._rows(op)};", self._find("find_first_rows", op, first)]
+        return lines
+
+    def text(self, step: Step) -> list[str]:
+        """Of one load: its rows, and if no other load takes the same ones, which those of the next tile are."""
+        op = step.own_rows
+        assert op is not None
+        slot, blocks = f"r{self.names.s.slots[op.made.name]}", op.made.features // 8
+        lines = [f"load_own_rows<{blocks}>({slot}, {self._rows(op)}, p, {self._entry(op)});"]
+        if blocks % 2:
+            lines.append(f"zero_blocks<{blocks}, {blocks + 1}>({slot});")
+        later = self.loads[self.loads.index(op) + 1 :]
+        if all(self._rows(other) != self._rows(op) for other in later):
+            lines.append(self._find("find_own_rows", op, NEXT_TILE))
+        return lines
+
+    def _find(self, what: str, op: TileOp, tile: str) -> str:
+        return f"{what}({self._rows(op)}, p, {self._entry(op)}, {tile});"
+
+    def _entry(self, op: TileOp) -> str:
+        return f"LoadOp{{{', '.join(map(str, own_entry(self.names.tables, op, self.names.pipeline)))}}}"
+
+    def _rows(self, op: TileOp) -> str:
+        return f"rows{own_entry(self.names.tables, op, self.names.pipeline)[2]}"

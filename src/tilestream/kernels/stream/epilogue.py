@@ -69,11 +69,8 @@ class Epilogue(Values):
 
     def _before(self) -> list[str]:
         names = self.names
-        lines = []
-        for op in self.phase.reduces:
-            if op.out:
-                lines.append(f"fill_rows({names.row(op.out.name)}, {NEUTRAL[op.kind]});")
-        lines += self.setup
+        fills = [f"fill_rows({names.row(op.out.name)}, {NEUTRAL[op.kind]});" for op in self.phase.reduces if op.out]
+        lines = [*fills, *self.setup]
         if self.nodes and self.sums is not None:
             lines.append(self.sums.before())
         if self.shared:
