@@ -17,7 +17,7 @@ from tilestream.graph.region import Region
 from tilestream.options import Options
 from tilestream.plan.candidates import FALLBACK, Candidate
 from tilestream.plan.find import find
-from tilestream.run import cold, fallback, prepare, timing
+from tilestream.run import fallback, prepare, time_regions, timing
 from tilestream.run.made_up import random_arguments
 from tilestream.run.target import Target
 from tilestream.run.time_regions import region_trial
@@ -47,22 +47,22 @@ def test_weights_are_cold_where_the_graph_moves_more_than_the_l2_holds() -> None
 def test_one_set_is_enough_where_weights_are_warm_or_large() -> None:
     warm = region_on(get("h200"))
     values = random_arguments(warm)
-    assert cold.sets(warm, values, 10**6) == [values]
+    assert time_regions.cold_sets(warm, values, 10**6) == [values]
     large = replace(warm, cold=True)
-    assert cold.sets(large, values, WEIGHTS / cold.TIMES_L2) == [values]
+    assert time_regions.cold_sets(large, values, WEIGHTS / time_regions.TIMES_L2) == [values]
 
 
 def test_sets_are_more_than_the_l2_and_at_most_what_is_captured() -> None:
     region = replace(region_on(get("h200")), cold=True)
     values = random_arguments(region)
-    found = cold.sets(region, values, 3 * WEIGHTS)
-    assert len(found) == 3 * cold.TIMES_L2
+    found = time_regions.cold_sets(region, values, 3 * WEIGHTS)
+    assert len(found) == 3 * time_regions.TIMES_L2
     for index in (p.index for p in region.parameters):
         assert len({given[index].data_ptr() for given in found}) == len(found)
         assert all(torch.equal(given[index], values[index]) for given in found)
     for index in (o.index for o in region.inputs):
         assert all(given[index] is values[index] for given in found), "what was just computed is in the L2"
-    assert len(cold.sets(region, values, 10**9)) == timing.MOST_CALLS
+    assert len(time_regions.cold_sets(region, values, 10**9)) == timing.MOST_CALLS
 
 
 class Calls:
@@ -92,7 +92,7 @@ def test_candidates_are_timed_on_the_sets_in_turn(sets: int, monkeypatch: pytest
     monkeypatch.setattr(timing, "capture", Calls)
     monkeypatch.setattr(timing, "to_choose", lambda arms: [[5.0] for _ in arms])
     monkeypatch.setattr(fallback, "rest", rest)
-    target = Target("reference", torch.device("cpu"), device(sets * WEIGHTS // cold.TIMES_L2))
+    target = Target("reference", torch.device("cpu"), device(sets * WEIGHTS // time_regions.TIMES_L2))
     candidates = [Candidate("vertical", region.program, 1.0), Candidate(FALLBACK, None, None)]
     assert Timer(region_trial(region, target), target)(candidates) == [5.0, 5.0]
     warm_up = sets if sets > 1 else 0

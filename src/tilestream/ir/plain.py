@@ -210,12 +210,10 @@ class _Writer:
         width = op.made.features
         column = next((c for n in op.ins if (c := self._column(n)) and c.size == width), None) or self._new(op)
         inner = _along(column)
-        tiles = [View(name, self._at(name, column)) for name in op.ins]
-        tensors = []
-        for name in op.params:
-            shape = self.tensors[name].shape
-            tensors.append(View(name, tuple(inner if n == width else At() for n in shape)))
-        return [replace(self._made(op, column, tiles=tuple(tiles), tensors=tuple(tensors)), attrs=op.attrs)]
+        tiles = tuple(View(name, self._at(name, column)) for name in op.ins)
+        given = [self.tensors[name] for name in op.params]
+        tensors = tuple(View(t.name, tuple(inner if n == width else At() for n in t.shape)) for t in given)
+        return [replace(self._made(op, column, tiles=tiles, tensors=tensors), attrs=op.attrs)]
 
 
 def _along(column: Axis | None, first: int = 0) -> At:

@@ -73,11 +73,8 @@ def known(candidates: Sequence[Candidate]) -> Sequence[Candidate]:
 
 def rejections(candidates: Sequence[Candidate]) -> list[str]:
     """Why candidates were rejected, each reason once: ``vertical, spatial (1 layer a stage): too wide``."""
-    names: dict[str, list[str]] = {}
-    for candidate in candidates:
-        if candidate.rejected:
-            names.setdefault(candidate.rejected, []).append(candidate.name)
-    return [f"{', '.join(who)}: {why}" for why, who in names.items()]
+    reasons = dict.fromkeys(c.rejected for c in candidates if c.rejected)
+    return [f"{', '.join(c.name for c in candidates if c.rejected == why)}: {why}" for why in reasons]
 
 
 @dataclass(frozen=True)

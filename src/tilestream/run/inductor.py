@@ -18,8 +18,7 @@ from torch._guards import TracingContext
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
 from tilestream.announce import announce_failure
-from tilestream.graph.attention_masks import settle_masks
-from tilestream.graph.attention_ranks import give_ranks
+from tilestream.graph.attention_masks import give_ranks, settle_masks
 from tilestream.graph.modules import copied
 from tilestream.graph.repeated_heads import share_heads
 from tilestream.graph.rewrites.table import When, rewrite

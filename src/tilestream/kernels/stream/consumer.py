@@ -239,13 +239,8 @@ def _pragma(whole: bool) -> str:
 
 def _runs(segments: list[Segment], columns: int) -> list[tuple[int, int]]:
     """(chunks, k-steps) of consecutive segments; ragged chunks apart."""
-    runs: list[tuple[int, int]] = []
-    for k in (seg.ksteps(c, columns) for seg in segments for c in range(seg.chunks(columns))):
-        if runs and runs[-1][1] == k:
-            runs[-1] = (runs[-1][0] + 1, k)
-        else:
-            runs.append((1, k))
-    return runs
+    ksteps = (seg.ksteps(c, columns) for seg in segments for c in range(seg.chunks(columns)))
+    return [(len([*alike]), k) for k, alike in groupby(ksteps)]
 
 
 def _roll(blocks: list[str], sizes: Sequence[int], notes: list[str] | None = None) -> list[str]:
