@@ -33,7 +33,6 @@ def validation(truth):
         ("reductions, lookups, scatters, concatenations, copies", 100, 20.0),
     ],
 )
-@pytest.mark.every(2)
 def test_kernels_of_the_validation_set_are_predicted(truth, validation, group: str, count: int, mape: float):
     (score,) = (s for s in truth.scores(validation) if s.group == group)
     assert score.count >= count

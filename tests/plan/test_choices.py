@@ -71,7 +71,6 @@ def test_a_region_that_is_all_of_a_graph_is_chosen_against_inductors_own_graph()
 
 @pytest.mark.parametrize("variant", ["sms*4", "clock_hz*4", "tensor_flops*4", "l2_bytes_per_s*4"])
 @pytest.mark.parametrize("model", ["classifier", "autoencoder"])
-@pytest.mark.every(3)
 def test_no_choice_is_wrong_on_a_scaled_device(model: str, variant: str) -> None:
     found = analysed(model, 32_768, H200)
     assert max(factors(found)) <= WRONG

@@ -91,7 +91,6 @@ def test_every_constant_of_a_shared_tile_hangs_on_a_number_of_the_device() -> No
 
 
 @pytest.mark.parametrize("number", BETTER)
-@pytest.mark.every(3)
 def test_a_device_that_is_better_in_a_number_never_slows_a_plan_down(number: str) -> None:
     better, gain = BETTER[number]
     before, after = times(H200), times(better(H200))

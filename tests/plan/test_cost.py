@@ -46,7 +46,6 @@ def best(program: Pipeline, rows: int, strategy: str, device=H200) -> Pipeline:
         (edge_block(512, 2, "silu"), 327_680, "vertical", 1080, 1320),
     ],
 )
-@pytest.mark.every(3)
 def test_predictions_are_near_measurements(program, rows, strategy, least, most):
     assert least <= predict(best(program, rows, strategy), rows, H200).us <= most
 
@@ -242,7 +241,6 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.every(3)
 def test_the_table_of_predictions_in_the_docs_is_current(case):
     program, rows = CASES[case]
     text = (DOCS / "strategies.md").read_text()

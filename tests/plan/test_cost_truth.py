@@ -45,7 +45,6 @@ def launch_truth():
         ("Inductor on README's cases", 16, 0.13, 0.09, 1.40),  # timed anew, and faster there
     ],
 )
-@pytest.mark.every(3)
 def test_errors_have_not_grown(truth, group: str, count: int, mean: float, bias: float, worst: float):
     score = truth.scores()[group]
     assert score.count == count

@@ -10,7 +10,6 @@ pytestmark = pytest.mark.smoke
 
 
 @pytest.mark.parametrize("group", code_size.budget(), ids=lambda group: group.name)
-@pytest.mark.every(2)
 def test_code_stays_under_its_ceiling(group: code_size.Group) -> None:
     assert 0 < group.lines <= group.ceiling, f"{group.lines} lines; benchmarks/code_budget.toml has the ceiling"
 

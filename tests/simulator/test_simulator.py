@@ -39,7 +39,6 @@ def starved(run: Simulation) -> set[str]:
 @pytest.mark.parametrize("rows", [16_384, 262_144])
 @pytest.mark.parametrize("strategy", ["vertical", "spatial"])
 @pytest.mark.parametrize("program", [chain(8), nerf(), edge_block()], ids=lambda p: p.name)
-@pytest.mark.every(3)
 def test_stays_near_the_cost_model(program, strategy, rows):
     """Its steps are fitted to kernels and the cost model's are counted: they are of one size, not equal."""
     p = planned(program, rows, strategy)

@@ -48,7 +48,6 @@ def graphs() -> dict[tuple[str, str], OperatorGraph]:
 
 
 @pytest.mark.parametrize(("name", "mode"), TABLE_2)
-@pytest.mark.every(3)
 def test_as_many_operators_as_the_paper(graphs: dict, name: str, mode: str) -> None:
     assert len(graphs[name, mode]) == TABLE_2[name, mode]
 
@@ -71,14 +70,12 @@ def test_every_graph_is_well_formed(graphs: dict, name: str, mode: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["nerf", "dlrm", "mgn", "graphcast_cut", "llama_prefill"])
-@pytest.mark.every(2)
 def test_inference_is_the_forward_part_of_training(graphs: dict, name: str) -> None:
     both = [graphs[name, "training"].phase("forward"), capture(name, **MODELS[name].training_cut).operators]
     assert [(op.label, op.flops) for op in both[0]] == [(op.label, op.flops) for op in both[1]]
 
 
 @pytest.mark.parametrize("name", ["nerf", "mgn", "llama_prefill", "llama_prefill+sdpa"])
-@pytest.mark.every(2)
 def test_flops_are_those_that_pytorch_counts(name: str) -> None:
     small = {
         "layers": 2,
@@ -102,7 +99,6 @@ def test_flops_are_those_that_pytorch_counts(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["siren", "policy_value", "gated_ffn", "mixer", "two_tower", "classifier"])
-@pytest.mark.every(3)
 def test_flops_of_other_models_are_those_that_pytorch_counts(name: str) -> None:
     module, inputs = APPS[name].make(32)
     module.requires_grad_(True)
