@@ -87,7 +87,7 @@ def test_edge_blocks_have_the_published_sizes() -> None:
 
 @pytest.mark.nvrtc
 @pytest.mark.parametrize("app", APPS.values(), ids=list(APPS))
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 def test_chosen_kernels_compile_without_spills(app) -> None:
     pytest.importorskip("cuda.bindings.nvrtc")
     module, inputs = app.make(rows=128)

@@ -99,6 +99,7 @@ def error_of(call: str) -> str:
         ("sparse search ik,kj->ij ok.mtx ok.mtx --depth 0", "--depth is 0"),
     ],
 )
+@pytest.mark.every(3)
 def test_what_is_wrong_is_said_in_a_line(call: str, says: str) -> None:
     assert says in error_of(call)
 

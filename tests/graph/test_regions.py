@@ -63,6 +63,7 @@ def test_a_path_through_an_outsider_splits_the_region():
         (lambda m, x: m.layers[0](x)[:, ::2].exp(), [(9, 4)], [(37, 9)], "exp", "nothing to stream"),
     ],
 )
+@pytest.mark.every(3)
 def test_reasons(function, layers, shapes, operator: str, says: str):
     found = cut(Fn(function, *(linear(*sizes) for sizes in layers)), *shapes)
     matching = [e.reason for e in found.exclusions if operator in e.op]

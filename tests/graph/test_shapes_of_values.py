@@ -70,7 +70,7 @@ TURNED: dict[str, Callable[[dict[str, Tensor]], Tensor]] = {
 
 @pytest.mark.parametrize("name", TURNED)
 @pytest.mark.parametrize("symbolic", [(), (3,), (3, 4)], ids=str)
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 def test_dimensions_of_size_1_that_move(name: str, symbolic: tuple[int, ...]):
     given = tensors()
     names = list(given)

@@ -318,6 +318,7 @@ def test_a_convolution_is_a_product_over_taps() -> None:
 
 
 @pytest.mark.parametrize("seed", range(40))
+@pytest.mark.every(3)
 def test_random_loops_and_meshes_of_a_block(seed: int) -> None:
     """What the verifier accepts is right, whatever loops over and divides which axis."""
     rng = random.Random(seed)

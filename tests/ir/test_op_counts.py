@@ -40,7 +40,7 @@ def without() -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("kind", UNARY)
-@pytest.mark.every(4)
+@pytest.mark.every(8)
 def test_counts_are_those_of_the_machine_code(kind: str, without: tuple[int, int]):
     every, special = ((found - base) / EACH for found, base in zip(instructions(kind), without, strict=True))
     spec = OPS[kind]

@@ -100,7 +100,7 @@ MUTANTS = {
 
 @gxx
 @pytest.mark.parametrize("name", MUTANTS)
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 def test_mutants_are_caught(name: str) -> None:
     old, new, races = MUTANTS[name]
     plain, masked = Case(4, 3, 70, 64), Case(4, 3, 70, 64, ((2, 1, 70, 70),))

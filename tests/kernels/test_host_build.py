@@ -235,7 +235,7 @@ def test_expm1_is_as_exact_as_eager(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(FUZZ))
-@pytest.mark.every(4)
+@pytest.mark.every(8)
 def test_random_pipelines(seed: int, folder: Path) -> None:
     pipeline = random_pipeline(seed, Limits(max_width=512 if seed % 3 == 0 else 256, f32=seed % 4 == 3))
     try:

@@ -275,7 +275,7 @@ ODD = Ffn(152, 72, 48)
 
 
 @pytest.mark.parametrize("name", MUTANTS)
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 def test_a_broken_protocol_is_seen(name: str, folder: Path, flagged: None) -> None:
     split, mutation = MUTANTS[name]
     wrong = mutation.file == "descriptors.cuh" or name.startswith(("a part goes", "columns beyond"))

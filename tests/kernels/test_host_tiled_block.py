@@ -142,7 +142,7 @@ BROKEN = {"slot": replace(BUSY, out=512), "is stored": SHALLOW, "rows are made":
 
 
 @pytest.mark.parametrize("name", MUTANTS)
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 def test_a_broken_protocol_is_seen(name: str, folder: Path) -> None:
     block = next((block for part, block in BROKEN.items() if part in name), PLAIN)
     rows = 300 if block is PLAIN else 2000

@@ -90,7 +90,7 @@ MUTANTS = {
 
 @gxx
 @pytest.mark.parametrize("name", MUTANTS)
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 def test_mutants_are_caught(name: str) -> None:
     kernel, old, new = MUTANTS[name]
     case = Case(5, 24, 9, diagonal=True, twice=True)

@@ -70,7 +70,7 @@ def _kernels(program: str, strategy: str) -> list[tuple[KernelSource, KernelRepo
 
 
 @pytest.mark.parametrize(("program", "strategy"), GROUPED)
-@pytest.mark.every(4)
+@pytest.mark.every(8)
 def test_compiles_without_spills(program: str, strategy: str) -> None:
     for source, report in _kernels(program, strategy):
         assert report.spills == 0 and report.stack == 0, f"{source.name}: {report.spills} bytes spilled\n{report.log}"

@@ -92,7 +92,7 @@ MUTANTS = {
 
 @gxx
 @pytest.mark.parametrize("name", MUTANTS)
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 def test_mutants_are_caught(name: str, folder: Path) -> None:
     old, new, races = MUTANTS[name]
 

@@ -192,7 +192,7 @@ def run(name: str, folder: Path, rows: int = 400, **options) -> float:
 
 
 @pytest.mark.parametrize("name", PIPELINES)
-@pytest.mark.every(4)
+@pytest.mark.every(8)
 def test_no_race(name: str, folder: Path) -> None:
     assert run(name, folder, launches=2) < 4e-3
 
@@ -210,7 +210,7 @@ def test_no_race_in_what_stamps_write(name: str, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(FUZZ))
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 def test_no_race_in_random_pipelines(seed: int, folder: Path) -> None:
     pipeline = random_pipeline(seed, Limits(max_width=512 if seed % 3 == 0 else 256, f32=False))
     try:
@@ -443,7 +443,7 @@ MUTANTS = (
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=str)
-@pytest.mark.every(4)
+@pytest.mark.every(8)
 def test_mutant_is_caught(mutant: Mutant, folder: Path) -> None:
     try:
         error = run(

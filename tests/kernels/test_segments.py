@@ -65,7 +65,7 @@ PROGRAMS: dict[str, tuple[Callable[[], Case], str]] = {
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-@pytest.mark.every(4)
+@pytest.mark.every(8)
 def test_programs(name: str) -> None:
     torch.manual_seed(len(name))
     make, dtype = PROGRAMS[name]

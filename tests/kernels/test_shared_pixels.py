@@ -54,6 +54,7 @@ def two(window: Window = SAME) -> Pipeline:
 @pytest.mark.parametrize("window", [SAME, STRIDED, Window(9, 7, (1, 1), (2, 2))], ids=["same", "strided", "one"])
 @pytest.mark.parametrize("make", [one, two])
 @pytest.mark.parametrize("name", SPLITS)
+@pytest.mark.every(3)
 def test_the_reference_machine_computes_it(make, name: str, window: Window) -> None:
     program = make(window)
     given = tensors(program, window, 2)

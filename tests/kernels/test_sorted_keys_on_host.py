@@ -77,6 +77,7 @@ CASES = [
 
 @pytest.mark.parametrize("few", [False, True])
 @pytest.mark.parametrize(("edges", "nodes"), CASES)
+@pytest.mark.every(3)
 def test_sorted(edges: int, nodes: int, few: bool, on_host: OnHost, monkeypatch: pytest.MonkeyPatch) -> None:
     on_host.use(monkeypatch, few)
     check(mesh(edges, nodes, edges // 3), nodes)

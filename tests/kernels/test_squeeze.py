@@ -81,7 +81,7 @@ MUTANTS = {
 
 @gxx
 @pytest.mark.parametrize("name", MUTANTS)
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 def test_mutants_are_caught(name: str) -> None:
     operands = given(CASES["more rows of sums than lanes hold"])
     assert is_caught(lambda options: is_right(on_host(operands, options), operands), "squeeze.cuh", *MUTANTS[name])

@@ -41,7 +41,7 @@ CASES["a wide head's"] = (Shape(2, 96, 64, 3, 1, 128, 9, 24, warps=2, form=FORMS
 
 @gxx
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.every(4)
+@pytest.mark.every(8)
 def test_values(name: str) -> None:
     shape, place = CASES[name]
     given = made_up(shape, place)

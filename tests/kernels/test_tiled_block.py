@@ -449,7 +449,7 @@ def test_a_layer_that_a_row_stream_begins_with_stays_its_own() -> None:
     [VIT, GATED, QKV, THREE, GATE_UP, STREAM, Layer(200, (1032,), bias=True, residual=True, dtype="f16")],
     ids=["norm", "gated", "layer", "layers", "gated layer", "float32 stream", "eight columns of a tile"],
 )
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 def test_kernels_compile_without_spills(block: Ffn | Layer) -> None:
     assert [r.spills for r in cuda.compile_only(tile_block(block.program(), H200))] == [0]
 

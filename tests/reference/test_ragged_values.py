@@ -44,6 +44,7 @@ def test_it_is_what_torch_makes_of_it(name: str) -> None:
 
 @pytest.mark.parametrize("lengths", [(), (0,), (0, 0, 0), (1,)], ids=str)
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.every(3)
 def test_of_nothing_and_of_little(name: str, lengths) -> None:
     checked(CASES[name], lengths)
 

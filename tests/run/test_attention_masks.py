@@ -116,7 +116,7 @@ def operands(features: int = 64, dtype: torch.dtype = BF16) -> list[Tensor]:
 @pytest.mark.filterwarnings("ignore:flex_attention called without")
 @pytest.mark.parametrize("each", [False, True])
 @pytest.mark.parametrize("name", MASKS)
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 def test_a_block_mask(name: str, each: bool, placed: list[Site]) -> None:
     if not each and name in ("windows by head", "lengths"):
         return  # a mask for all batches and heads may not differ by them

@@ -76,7 +76,7 @@ CASES["Phi-4's"] |= {"features": 128}
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.every(4)
+@pytest.mark.every(8)
 def test_tokens_of_a_model(name: str, compiled_graphs: list[Any]) -> None:
     given = CASES[name]
     ours = model(**given)

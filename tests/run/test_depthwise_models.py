@@ -65,6 +65,7 @@ LEFT: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
 
 
 @pytest.mark.parametrize("name", LEFT)
+@pytest.mark.every(3)
 def test_what_is_left(name: str) -> None:
     model, x = LEFT[name]()
     assert not sites(graph_of(model, x))

@@ -114,7 +114,7 @@ def test_a_network_and_its_sums_are_one_region(name: str) -> None:
 
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 def test_values(name: str, dynamic: bool) -> None:
     """Also where lists change, and are longer, from call to call."""
     torch._dynamo.reset()

@@ -65,7 +65,7 @@ def test_a_bag_is_one_region_without_a_sort() -> None:
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
 @pytest.mark.parametrize("how", [{}, {"include_last_offset": True}, {"padding_idx": 3}], ids=str)
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
-@pytest.mark.every(4)
+@pytest.mark.every(8)
 def test_bags(mode: str, how: dict[str, Any], dtype: torch.dtype) -> None:
     module = Bag(mode, **how)
     inputs = bags(dtype, closed="include_last_offset" in how)
@@ -154,7 +154,7 @@ def test_bad_indices(index: int) -> None:
 @pytest.mark.parametrize("by", ["lengths", "offsets"])
 @pytest.mark.parametrize("initial", [None, 0.25])
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
-@pytest.mark.every(4)
+@pytest.mark.every(8)
 def test_segment_reduce(how: str, by: str, initial: float | None, dtype: torch.dtype) -> None:
     lengths = torch.tensor([3, 0, 70, 7, 0]).to(dtype)
     bounds = lengths if by == "lengths" else F.pad(lengths.cumsum(0, dtype=dtype), (1, 0))

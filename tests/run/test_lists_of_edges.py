@@ -204,6 +204,7 @@ def test_a_list_that_the_model_changes(device: str) -> None:
 
 
 @pytest.mark.parametrize("bad", [NODES, -1, 2**31])
+@pytest.mark.every(3)
 def test_an_index_that_is_no_node_is_refused(bad: int, device: str) -> None:
     """As eager does; on a GPU that ends the context: ``test_gpu_messages`` tries it in processes of its own."""
     if device == "cuda":

@@ -36,6 +36,7 @@ def example(case: Case, dtype: torch.dtype) -> tuple[nn.Module, list[torch.Tenso
 
 
 @pytest.mark.parametrize("name", ALL)
+@pytest.mark.every(3)
 def test_a_module_is_one_region_with_the_same_meaning(name: str):
     module, inputs = example(ALL[name], torch.bfloat16)
     found = cut(module, *inputs)

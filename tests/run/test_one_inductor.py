@@ -256,6 +256,7 @@ def broken(*_: Any, **__: Any) -> Any:
         "tilestream.run.inductor.simplified",
     ],
 )
+@pytest.mark.every(3)
 def test_a_mistake_of_ours_costs_regions_and_no_call(
     quick: None, where: str, strict: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):

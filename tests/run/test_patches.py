@@ -75,6 +75,7 @@ LEFT: dict[str, Callable[[], nn.Module]] = {
 
 
 @pytest.mark.parametrize("name", LEFT)
+@pytest.mark.every(3)
 def test_what_is_left(name: str) -> None:
     assert not sites(graph_of(LEFT[name](), pictures(4)).graph)
     assert len(sites(graph_of(convolution(), pictures(4)).graph)) == 1

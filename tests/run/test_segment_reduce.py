@@ -39,6 +39,7 @@ def wide(index: Tensor, rows: Tensor) -> Tensor:
 @pytest.mark.parametrize("shape", [(), (5,), (4, 8)], ids=str)
 @pytest.mark.parametrize("base", ["zeros", "ones", "own"])
 @pytest.mark.parametrize("include_self", [False, True])
+@pytest.mark.every(3)
 def test_scatter_reduce(how: str, dtype: torch.dtype, shape: tuple[int, ...], base: str, include_self: bool) -> None:
     def reduce(v: Tensor, e: Tensor, to: Tensor) -> Tensor:
         start = {"zeros": torch.zeros_like(v), "ones": torch.ones_like(v), "own": v}[base]

@@ -25,7 +25,7 @@ def test_they_are_drawn_by_a_seed_and_all_have_kernels() -> None:
 
 
 @pytest.mark.parametrize("case", EVERY[::4], ids=lambda c: c.name.partition(":")[0])
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 def test_values_on_the_reference_machine(case: RaggedCase) -> None:
     small = replace(case, nodes=30, edges=150)
     receivers = small.index("cpu", 1)

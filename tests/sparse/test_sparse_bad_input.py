@@ -55,6 +55,7 @@ def with_value(value, at=(1, 0)):
     ],
     ids=["nan", "infinite", "minus infinite", "not contiguous", "no columns", "no edges", "no nodes"],
 )
+@pytest.mark.every(3)
 def test_edges(layer, x, e):
     agree(Call(layer), x, e, equal_nan=True)
 

@@ -102,6 +102,7 @@ def test_sums_of_rows_longer_than_a_list():
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("vectors, more", [(0, 1), (1, -1), (1, 0), (2, 0), (2, 3), (8, 1)])
 @pytest.mark.parametrize("rows", [1, ROWS - 1, 2 * ROWS + 1])
+@pytest.mark.every(3)
 def test_kernels(rows, vectors, more, dtype):
     """Both kernels against NumPy, with what lies behind their results left alone."""
     columns = vectors * BITS // (8 * np.dtype(dtype).itemsize) + more

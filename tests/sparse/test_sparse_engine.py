@@ -82,6 +82,7 @@ def arrays(n: int, d: int) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize(
     "timing", [COMAL, SAM, Timing("block_scalar", 4, channel_latency=3)], ids=["comal", "sam", "slow"]
 )
+@pytest.mark.every(3)
 def test_kernels_run_as_specified(name: str, timing: Timing):
     kernel, n = KERNELS[name](), 16
     given_arrays = arrays(n, 3)
@@ -321,6 +322,7 @@ def test_binary_operations_on_blocks(op: str, block: int):
 
 @pytest.mark.parametrize("memory", [NO_MEMORY, SIMPLE_HBM, hbm(scratchpad_bytes=4096)], ids=lambda m: m.kind)
 @pytest.mark.parametrize("block", [1, 4])
+@pytest.mark.every(3)
 def test_times_do_not_need_values(block: int, memory: Memory):
     form = Format(("compressed", "compressed"), block=block)
     tensors = {"T": pack("T", random_tensor(3, (16, 16), 0.3), form)}

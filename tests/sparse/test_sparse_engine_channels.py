@@ -37,6 +37,7 @@ def test_the_size_of_the_rings_changes_nothing(monkeypatch: pytest.MonkeyPatch, 
 
 @pytest.mark.parametrize("depth", [None, 8, 13, 64])
 @pytest.mark.parametrize("make", [chain, matmul_dense, lambda: matmul("kij"), lambda: elementwise("mul")])
+@pytest.mark.every(3)
 def test_inner_loops_change_nothing(monkeypatch: pytest.MonkeyPatch, make, depth: int | None):
     kernel, arrays = make(), {name: hashed(40, 2, seed) for name, seed in (("B", 1), ("C", 2), ("W", 3))}
     fast = kernel.run(engine.run, arrays, (40, 40), trace=True, depth=depth)

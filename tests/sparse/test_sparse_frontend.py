@@ -157,6 +157,7 @@ UNARY = {
 
 
 @pytest.mark.parametrize("name", UNARY)
+@pytest.mark.every(3)
 def test_elementwise(name):
     agree(Call(UNARY[name]), rand(5, 4, density=0.4).to_sparse())
 
@@ -183,6 +184,7 @@ SHAPES = {
 
 
 @pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.every(3)
 def test_shapes_and_reductions(name):
     agree(Call(SHAPES[name]), rand(5, 4, density=0.4).to_sparse_csr(), rand(5, 4, seed=1))
 

@@ -21,6 +21,7 @@ def found(one: One, sparse: bool, fuse: str):
 
 
 @pytest.mark.parametrize("one", MODULES, ids=lambda one: one.name)
+@pytest.mark.every(3)
 def test_a_module_does_what_the_page_says(one: One):
     """Every other one with a sparse input."""
     said = LISTED[one.name]

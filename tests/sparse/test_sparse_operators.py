@@ -80,6 +80,7 @@ ELEMENTWISE = {
 
 @pytest.mark.parametrize("name", ELEMENTWISE)
 @pytest.mark.parametrize("layout", ["dense", "sparse"])
+@pytest.mark.every(3)
 def test_operators(name, layout):
     x = rand(6, 4, density=0.5) if name not in ("topk_mask", "topk_values", "topk_least") else rand(6, 4)
     agree(Call(ELEMENTWISE[name]), x if layout == "dense" else x.to_sparse())

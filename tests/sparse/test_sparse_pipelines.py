@@ -82,6 +82,7 @@ def test_the_papers_models(name, dtype):
 
 
 @pytest.mark.parametrize("seed", range(0, 60, 3))
+@pytest.mark.every(3)
 def test_random_modules_of_rows(seed, monkeypatch):
     monkeypatch.setattr(program, "executable", lambda pipeline, kind, device: plain(pipeline))
     module, adjacency, x = rows_case(seed)

@@ -109,7 +109,7 @@ MODELS = {
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.every(4)
+@pytest.mark.every(8)
 def test_models(name):
     torch.manual_seed(0)
     module, *inputs = MODELS[name]()

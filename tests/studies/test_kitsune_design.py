@@ -124,6 +124,7 @@ def test_an_operator_without_a_lowering_is_in_no_pipeline_and_says_so(monkeypatc
 
 @pytest.mark.parametrize("execution", EXECUTIONS)
 @pytest.mark.parametrize("make", [nerf, mlp, trained_mlp, gated_ffn])
+@pytest.mark.every(3)
 def test_products_are_conserved_and_traffic_is_what_the_stages_move(make, execution):
     graph = make()
     d = design(graph, A100, execution)

@@ -56,7 +56,7 @@ def executed(app: str, mode: Mode, execution: str) -> tuple[Design, list[str]]:
 
 
 @pytest.mark.parametrize(("app", "mode"), TEN)
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 def test_plans_of_the_five_applications_give_the_right_values_and_gradients(app: str, mode: Mode) -> None:
     made, off = executed(app, mode, "deep")
     assert not off, "\n".join(off)

@@ -196,6 +196,7 @@ def test_neighbouring_axes_are_one_and_equal_ones_stay_apart() -> None:
 
 @pytest.mark.parametrize("makes", [1, 2, 3, 4])
 @pytest.mark.parametrize("takes", [1, 2, 3, 5])
+@pytest.mark.every(3)
 def test_a_ring_that_the_verifier_accepts_never_stops(makes: int, takes: int) -> None:
     names = axes("rows c=4")
     first = read("a[rows,c] = load X[rows,c]\n b[rows,c] = relu a", names)
