@@ -49,4 +49,4 @@ def first_line(tests: int, on_gpu: int, lacking: str) -> str:
     """
     skipped = f"{on_gpu:,} of them need a GPU and are skipped, at the end ({lacking})"
     runs = f"{on_gpu:,} of them on the GPU"
-    return f"{tests:,} tests, {skipped if lacking else runs}; about 10 minutes on 2 idle cores"
+    return f"{tests:,} tests, {skipped if lacking else runs}; about 17 minutes on 2 cores"

@@ -44,6 +44,6 @@ def test_skipped_tests_come_last(request: pytest.FixtureRequest):
 
 def test_the_first_line():
     assert first_line(4901, 875, "no driver") == (
-        "4,901 tests, 875 of them need a GPU and are skipped, at the end (no driver); about 10 minutes on 2 idle cores"
+        "4,901 tests, 875 of them need a GPU and are skipped, at the end (no driver); about 17 minutes on 2 cores"
     )
     assert "875 of them on the GPU;" in first_line(4901, 875, "")
