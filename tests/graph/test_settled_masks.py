@@ -13,7 +13,7 @@ from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tilestream.graph import capture as capturing
-from tilestream.graph.attention_masks import SDPA, settle_masks
+from tilestream.graph.attention_masks import SDPA, give_ranks, settle_masks
 from tilestream.options import Options
 from tilestream.plan.analyse import analyse
 
@@ -287,3 +287,33 @@ def test_on_a_cpu_nothing_changes() -> None:
     for node in gm.graph.nodes:
         node.meta["example_value"] = torch.empty(0)
     assert settle_masks(gm) == 0
+
+
+@pytest.mark.parametrize("shape", [(6, 5, 8), (2, 3, 4, 5, 8), (1, 2, 3, 4, 5, 8), (0, 5, 8)])
+def test_other_ranks_become_four(shape: tuple[int, ...]) -> None:
+    def attended(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return 2 * F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    inputs = [torch.randn(shape) for _ in range(3)]
+    gm, _ = settled(attended, *inputs)
+    assert give_ranks(gm) == 1
+    (node,) = attentions(gm)
+    assert all(n.args[1] == (6, 1, 5, 8) for n in node.args) if shape == (6, 5, 8) else node.kwargs["is_causal"]  # pyright: ignore
+    check_values(gm, attended, *inputs)
+
+
+def test_ranks_that_stay() -> None:
+    """Rank 4, no heads and no sequences, a mask, keys of other sequences, and what is on a CPU."""
+
+    def attended(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+    rank4, rank2, rank5 = ([torch.randn(s)] * 3 for s in ((2, 3, 5, 8), (5, 8), (2, 2, 3, 5, 8)))
+    shared = [torch.randn(2, 3, 4, 5, 8), *[torch.randn(1, 3, 4, 5, 8)] * 2]
+    for inputs in (rank4, rank2, [*rank5, torch.ones(5, 5, dtype=torch.bool)], shared):
+        gm, _ = settled(attended, *inputs)
+        assert give_ranks(gm) == 0
+    gm, _ = settled(attended, *rank5)
+    for node in gm.graph.nodes:
+        node.meta.pop("example_value", None)
+    assert give_ranks(gm) == 0
