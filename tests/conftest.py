@@ -41,9 +41,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(wrapper=True)  # xdist, in between, asks for the groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]):
     named = any("::" in argument for argument in config.args)  # by somebody who wants that one
-    if not named and not config.getoption("--all-cases") and (left := left_out(items)):
+    if not named and not config.getoption("--all-cases") and (left := set(left_out(items))):
         config.hook.pytest_deselected(items=left)
-        items[:] = [item for item in items if item not in set(left)]
+        items[:] = [item for item in items if item not in left]
     lacking = {"gpu": cuda.available()}
     if compiler_version() == "none":
         lacking["nvrtc"] = "NVRTC is not installed (pip install 'tilestream[cuda]')"

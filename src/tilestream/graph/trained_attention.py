@@ -9,6 +9,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import isclose
 from typing import Any
 
@@ -31,9 +32,9 @@ from tilestream.graph.written_attention import (
     is_known,
     narrow,
     shape_of,
+    short,
     size_of,
     source,
-    term,
     terms,
     unexpanded,
     written_at,
@@ -78,6 +79,11 @@ class Trained:
         site = self.forward
         more = site.leaves if isinstance(site, Written) else _masks(site)
         return list(dict.fromkeys([*self.read, *more, self.gradient]))
+
+    @property
+    def key_rows(self) -> bool:
+        """Whether keys are [B, H, K, F], and not turned."""
+        return not isinstance(self.forward, Written) or self.forward.key_rows
 
     @property
     def sizes(self) -> tuple[int, int, int, int, int]:
@@ -200,17 +206,7 @@ def put(site: Trained, each: int) -> None:
     """Our operators in the place of an attention and of its gradients; a CTA of those takes ``each`` sequences."""
     forward = site.forward
     if isinstance(forward, Written):
-        found = terms(forward)
-        assert found is not None, "known since it was found"
-        made: list[fx.Node] = []
-
-        def attend(*operands: fx.Node) -> fx.Node:
-            added = [term(forward, *one) for one in found[0]]
-            made.append(call(forward.last, SHORT, *operands, added, found[1], forward.is_safe))
-            return made[-1]
-
-        fuse(forward, attend)
-        ours = made[0]
+        ours = fuse(forward, partial(short, forward))
     else:
         with forward.graph.inserting_before(forward):
             ours = call(forward, SHORT, *site.read, _masks(forward), site.scale, True)
@@ -275,7 +271,7 @@ def _stand_in(before: fx.Node, own: fx.Node) -> None:
 def _readers(node: fx.Node) -> Iterator[fx.Node]:
     """Who reads a node, through views, copies and conversions."""
     for user in node.users:
-        if (packet(user) in IN_ORDER and size_of(user) == size_of(node)) or packet(user) is aten._to_copy:
+        if _passes(user):
             yield from _readers(user)
         else:
             yield user
@@ -285,7 +281,7 @@ def _scores_readers(node: fx.Node, factor: float) -> Iterator[tuple[fx.Node, fx.
     """Who reads gradients of scores, what they are then, and the product of the numbers they were multiplied by."""
     for user in node.users:
         number = factor_of(user)
-        if (packet(user) in IN_ORDER and size_of(user) == size_of(node)) or packet(user) is aten._to_copy:
+        if _passes(user):
             yield from _scores_readers(user, factor)
         elif number is not None:
             yield from _scores_readers(user, factor * number)
@@ -296,9 +292,14 @@ def _scores_readers(node: fx.Node, factor: float) -> Iterator[tuple[fx.Node, fx.
 def _behind(node: Any, *ops: Any) -> fx.Node | None:
     """The nearest of ``ops`` behind views, copies and conversions."""
     while isinstance(node, fx.Node) and packet(node) not in ops:
-        passes = (packet(node) in IN_ORDER and size_of(node) == size_of(node.args[0])) or packet(node) is aten._to_copy
-        node = node.args[0] if passes else None
+        node = node.args[0] if _passes(node) else None
     return node
+
+
+def _passes(node: fx.Node) -> bool:
+    """Whether it is a view, a copy or a conversion of all elements of its operand, in their order."""
+    views = packet(node) in IN_ORDER and size_of(node) == size_of(node.args[0])
+    return views or packet(node) is aten._to_copy
 
 
 def _latest(

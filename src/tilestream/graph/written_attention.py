@@ -19,6 +19,7 @@ from torch.fx.node import map_arg
 from tilestream.graph.attention_masks import FARTHEST
 from tilestream.graph.nodes import aten, behind, packet, value
 from tilestream.graph.rewrites.insert import call
+from tilestream.graph.short_attention import SHORT
 
 IN_ORDER = {aten.clone, aten.view, aten._unsafe_view, aten.reshape, aten.alias, aten.detach, aten.expand}
 """What leaves elements in their order, if it leaves as many."""
@@ -223,8 +224,16 @@ def described(gm: fx.GraphModule) -> list[Any]:
             if n.op == "call_function"]  # fmt: skip
 
 
-def fuse(site: Written, attend: Callable[[fx.Node, fx.Node, fx.Node], fx.Node]) -> None:
-    """Put a kernel in the place of an attention that is written out.
+def short(site: Written, *operands: fx.Node) -> fx.Node:
+    """Our operator of queries, keys and values, for an attention whose ``terms`` are found."""
+    found = terms(site)
+    assert found is not None, "only offered where it is found"
+    each = [term(site, *one) for one in found[0]]
+    return call(site.last, SHORT, *operands, each, found[1], site.is_safe)
+
+
+def fuse(site: Written, attend: Callable[[fx.Node, fx.Node, fx.Node], fx.Node]) -> fx.Node:
+    """Put a kernel in the place of an attention that is written out; its result.
 
     Args:
         attend: adds its nodes, and returns the result; of queries, keys and values.
@@ -235,6 +244,7 @@ def fuse(site: Written, attend: Callable[[fx.Node, fx.Node, fx.Node], fx.Node]) 
         result = attend(site.query, key, site.values)
     for before in site.results:
         _take_over(before, result)
+    return result
 
 
 def _take_over(before: fx.Node, result: fx.Node) -> None:

@@ -28,16 +28,17 @@ def takes(query: Tensor, key: Tensor, values: Tensor, terms: int, scale: float) 
         return False
     (batches, heads, queries, features), keys = shapes[0], shapes[1][2]
     alike = shapes[1] == shapes[2] == (batches, heads, keys, features) and batches * heads * queries > 0
-    return alike and query.dtype in (torch.bfloat16, torch.float16) and has_kernel(_sizes(query, keys, 1, terms))
+    return alike and query.dtype in (torch.bfloat16, torch.float16) and has_kernel(sizes(query, keys, 1, terms))
 
 
 def predicted_us(query: Tensor, keys: int, terms: Sequence[Sequence[int]], device: Device) -> float:
     """Of the kernel; ``terms``: the shapes of what is added."""
     period = max([1, *(shape[0] for shape in terms)])
-    return counts(_sizes(query, keys, period, len(terms)), terms, device).us
+    return counts(sizes(query, keys, period, len(terms)), terms, device).us
 
 
-def _sizes(query: Tensor, keys: int, period: int, terms: int) -> Attention:
+def sizes(query: Tensor, keys: int, period: int, terms: int) -> Attention:
+    """Of an attention, whose sequences have the same added every ``period``."""
     batches, heads, queries, features = query.shape
     return Attention(batches, heads, queries, keys, features, DTYPES[query.dtype], period, terms)
 

@@ -9,22 +9,19 @@ from torch import Tensor, fx
 
 from tilestream.announce import announced
 from tilestream.graph.modules import copied
-from tilestream.graph.nodes import results_of, value
+from tilestream.graph.nodes import results_of
 from tilestream.graph.region import extract
 from tilestream.graph.settled import settle
 from tilestream.graph.short_attention import GRADIENTS, SHORT, short_attention, short_attention_gradients
 from tilestream.graph.trained_attention import Trained, put, trained_attentions
 from tilestream.graph.written_attention import described
-from tilestream.ir.dtypes import DTYPES
 from tilestream.kernels.operators import few_keys_gradients
-from tilestream.kernels.operators.few_keys import Attention
-from tilestream.kernels.operators.short_attention import has_kernel
 from tilestream.options import Options
 from tilestream.plan.candidates import FALLBACK, Candidate
 from tilestream.plan.chooser import Question, choose
 from tilestream.run import fallback, prepare
 from tilestream.run.made_up import random_tensor
-from tilestream.run.short_attention import NAME
+from tilestream.run.short_attention import NAME, sizes, takes
 from tilestream.run.stopwatch import timed
 from tilestream.run.target import Target
 from tilestream.run.timer import Timer, Trial
@@ -69,20 +66,15 @@ def _forward(joint: fx.GraphModule, results: int) -> list[fx.Node]:
 
 def sequences_each(site: Trained) -> int | None:
     """How many sequences a CTA of our kernel takes; None: there is no kernel for it."""
-    batches, heads, queries, keys, features = site.sizes
-    query, key, values, given = (value(n) for n in (*site.read, site.gradient))
-    if query is None or key is None or values is None or DTYPES.get(query.dtype) not in ("bf16", "f16"):
+    query, key, values, given = (n.meta["val"] for n in (*site.read, site.gradient))
+    key = key if site.key_rows else key.mT
+    alike = {t.dtype for t in (key, values, given)} == {query.dtype} and takes(
+        query, key, values, len(site.added), site.scale
+    )
+    if not alike or any(t.stride(3) != 1 for t in (query, key, values)):
         return None
-    if site.turned:
-        key = key if key.shape[2:] == (keys, features) else key.mT
-    alike = key.shape == values.shape == (batches, heads, keys, features)
-    alike = alike and {t.dtype for t in (key, values, given) if t is not None} == {query.dtype}
-    if not alike or not batches or any(t.stride(3) != 1 for t in (query, key, values)):
-        return None
-    period = max([1, *(shape[0] for shape in site.added)])
-    a = Attention(batches, heads, queries, keys, features, DTYPES[query.dtype], period, len(site.added))
-    fits = has_kernel(a) and few_keys_gradients.takes(a, site.bias is not None)
-    return few_keys_gradients.each(a) if fits else None
+    a = sizes(query, key.shape[2], max([1, *(shape[0] for shape in site.added)]), len(site.added))
+    return few_keys_gradients.each(a) if few_keys_gradients.takes(a, site.bias is not None) else None
 
 
 def question(site: Trained, target: Target) -> Question:
@@ -127,8 +119,11 @@ def trial(site: Trained, each: int) -> Trial:
             run = fallback.rest(own)
         return lambda: run(values)
 
-    meaning = ours()
-    for node in meaning.graph.nodes:
-        node.target = MEANINGS.get(node.target, node.target)
-    meaning.recompile()
-    return Trial("attention of a training step", make, call, meaning.forward)
+    def plain(*values: Tensor) -> Sequence[Tensor]:
+        meaning = ours()
+        for node in meaning.graph.nodes:
+            node.target = MEANINGS.get(node.target, node.target)
+        meaning.recompile()
+        return meaning(*values)
+
+    return Trial("attention of a training step", make, call, plain)

@@ -16,8 +16,7 @@ from tilestream.graph.modules import copied
 from tilestream.graph.region import extract
 from tilestream.graph.rewrites.insert import call
 from tilestream.graph.settled import settle
-from tilestream.graph.short_attention import SHORT
-from tilestream.graph.written_attention import Written, added, described, fuse, reads_rows, term, terms, written_at
+from tilestream.graph.written_attention import Written, added, described, fuse, reads_rows, short, terms, written_at
 from tilestream.options import Options
 from tilestream.plan.candidates import FALLBACK, Candidate
 from tilestream.plan.chooser import Question, choose
@@ -85,13 +84,7 @@ def put(site: Written, name: str) -> None:
         whole = None if whole is None else added_to(whole, site.sizes, partial(call, site.last))
         return call(site.last, operator.getitem, call(site.last, kernel, *operands, *arguments(whole), scale=scale), 0)
 
-    def ours(*operands: fx.Node) -> fx.Node:
-        found = terms(site)
-        assert found is not None, "only offered where it is found"
-        each = [term(site, *one) for one in found[0]]
-        return call(site.last, SHORT, *operands, each, found[1], site.is_safe)
-
-    fuse(site, ours if name == OURS else library)
+    fuse(site, partial(short, site) if name == OURS else library)
 
 
 def _our_us(site: Written, device: Device) -> float | None:
