@@ -321,8 +321,11 @@ def _steps(*names: str) -> dict[str, FullModel]:
 
 TRAINED = _steps("bert-base", "vit-tiny16", "swin-t", "roberta-base", "deit-s16", "distilbert", "twins-svt-s")
 """Steps, forward and backward. The first three are the issue's; the others were named before any was measured."""
-DRAWN_STEPS = _steps("clip-vit-b32", "mobilenetv3-large", "mobilebert", "regnety-3.2gf", "coatnet-0", "dinov2-s14")
+DRAWN_STEPS = _steps(
+    "clip-vit-b32", "mobilenetv3-large", "mobilebert", "regnety-3.2gf", "coatnet-0", "dinov2-s14",
+    "gemma3-270m", "opt-125m", "falcon-1b", "albert-base", "qwen2-0.5b", "deberta-v3-small",
+)  # fmt: skip
 """Steps of models of ``FRESH`` and ``DRAWN`` that are not in ``TRAINED``, six of 38 by ``Random(20261201).sample``,
-drawn before a step of any was run."""
+and six of the 32 others by ``Random(20261202).sample``; drawn before a step of any was run."""
 SETS = {**INFERENCE, "steps": TRAINED, "drawn-steps": DRAWN_STEPS}
 EVERY = MODELS | FRESH | DRAWN | TRAINED | DRAWN_STEPS

@@ -23,6 +23,7 @@ from given_bounds import lookup
 from gpu_pipelines import NAMED
 from heads import HEAD, head
 from interactions import F16, Case
+from masked_cases import BANDS
 from masked_cases import CASES as MASKS
 from masked_cases import Case as Masked
 from modules import linear
@@ -296,7 +297,7 @@ def pads() -> None:
 
 def masked() -> None:
     """Masks of every kind, those of blocks that are listed among them; rows of which no pair is kept."""
-    for case in MASKS.values():
+    for case in (*MASKS.values(), *BANDS.values()):
         query, key, value = case.operands("cuda")
         read, blocks = [t.cuda() for t in case.read], case.blocks("cuda")
         out = torch.empty_like(query)

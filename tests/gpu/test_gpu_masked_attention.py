@@ -6,11 +6,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from masked_cases import BIGBIRD, CASES, WINDOW, Case, judged
+from masked_cases import BANDS, BIGBIRD, CASES, WINDOW, Case, judged
 from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from tilestream.cuda.masked_attention import attention
+from tilestream.kernels.parts.pairs import EVERY, band
 from tilestream.run import masked_attention
 from tilestream.run.backend import tilestream
 from tilestream.run.timing import capture
@@ -25,7 +26,18 @@ EVERY_WIDTH = {
 }
 
 
-@pytest.mark.parametrize("case", [*CASES.values(), *EVERY_WIDTH.values()], ids=[*CASES, *EVERY_WIDTH])
+EVERY_BAND = BANDS | {
+    f"causal, heads of {n}": Case(band(EVERY, 0), (2, 3, 1, 400, 400, n), dtype=dtype, listed=False)
+    for n in (16, 48, 64, 96, 128)
+    for dtype in (torch.bfloat16, torch.float16)
+}
+EVERY_BAND |= {
+    f"causal, many heads of {n}": Case(band(EVERY, 0), (8, 36, 12, 200, 200, n), listed=False) for n in (64, 128)
+}
+ALL = CASES | EVERY_WIDTH | EVERY_BAND
+
+
+@pytest.mark.parametrize("case", ALL.values(), ids=ALL)
 def test_values(case: Case) -> None:
     query, key, value = case.operands("cuda")
     read = [t.cuda() for t in case.read]

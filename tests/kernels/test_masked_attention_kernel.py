@@ -5,23 +5,24 @@ from __future__ import annotations
 import pytest
 import torch
 from host_runs import gxx, is_caught
-from masked_cases import CASES, PACKED, Case, judged
+from masked_cases import BANDS, CASES, PACKED, Case, judged
 from sass import disassemble, disassembler, loops_keep_their_operands
 
+from tilestream.cuda import masked_attention
 from tilestream.cuda.compile import compile_text
 from tilestream.cuda.host.build import HostRun
 from tilestream.cuda.host.lanes import on_lanes
 from tilestream.cuda.host.maps import encoded
 from tilestream.cuda.masked_attention import Tiles, attention_call, attention_kernel, tiles_call, tiles_kernel
 from tilestream.graph.masked.sites import FEATURES
-from tilestream.kernels.parts.pairs import OPS, PairMask
+from tilestream.kernels.parts.pairs import EVERY, OPS, PairMask, band
 
 
 def tiles_on_host(case: Case, options: HostRun | None = None) -> Tiles:
     return Tiles(*on_lanes(lambda at: tiles_call(case.mask, case.read, case.blocks(), case.shape, at), options=options))
 
 
-def attention_on_host(case: Case, tiles: Tiles, options: HostRun | None = None) -> torch.Tensor:
+def attention_on_host(case: Case, tiles: Tiles | tuple[int, int], options: HostRun | None = None) -> torch.Tensor:
     query, key, value = case.operands()
     scale = case.sizes[-1] ** -0.5
     out = torch.empty_like(query)
@@ -34,6 +35,27 @@ def attention_on_host(case: Case, tiles: Tiles, options: HostRun | None = None) 
 def test_values(name: str) -> None:
     case = CASES[name]
     assert judged(attention_on_host(case, tiles_on_host(case)), case)
+
+
+def band_on_host(case: Case, options: HostRun | None = None) -> torch.Tensor:
+    assert case.mask.band is not None
+    return attention_on_host(case, case.mask.band, options)
+
+
+@gxx
+@pytest.mark.parametrize("name", BANDS)
+@pytest.mark.parametrize("split", [True, False])
+@pytest.mark.every(2)
+def test_bands(name: str, split: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not split:
+        monkeypatch.setattr(masked_attention, "CTAS_SPLIT", 0)
+    assert judged(band_on_host(BANDS[name]), BANDS[name])
+
+
+def test_which_masks_are_bands() -> None:
+    assert band(EVERY, 0).band == (EVERY, 0) and band(7, 3).band == (7, 3)
+    for case in CASES.values():
+        assert case.mask.band is None
 
 
 @gxx
@@ -93,6 +115,7 @@ def test_every_operator_compiles() -> None:
 
 @gxx
 def test_warps_do_not_race() -> None:
+    assert judged(band_on_host(BANDS["a window around"], HostRun(sanitize=True)), BANDS["a window around"])
     case = CASES["packed sequences of 128, f16"]
     tiles = tiles_on_host(case, HostRun(sanitize=True))
     assert judged(attention_on_host(case, tiles, HostRun(sanitize=True)), case)
@@ -119,11 +142,33 @@ def test_mutants_are_caught(name: str) -> None:
     assert is_caught(right, "masked_attention.cuh", *MUTANTS[name])
 
 
+BAND_MUTANTS = {
+    "keys behind the last": ("at + p.after < p.keys ? at + p.after : p.keys - 1", "at + p.after"),
+    "a window's first key": ("~bits_below(at - p.before - from)", "~0u"),
+    "whole tiles at a window's end": ("key >= last_query - p.before && ", ""),
+    "sums that are not joined": ("ldsf(at + 512 * (4 * FEATURE_BLOCKS + 2 + j)) * other[j]", "0.0f"),
+    "the tile before a window's": ("front > 0 ? front / KEYS : 0", "(front > 0 ? front / KEYS : 0) + 1"),
+}
+
+
+@gxx
+@pytest.mark.parametrize("name", BAND_MUTANTS)
+@pytest.mark.every(2)
+def test_mutants_of_bands_are_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(masked_attention, "CTAS_SPLIT", 0 if "whole" in name else masked_attention.CTAS_SPLIT)
+
+    def right(options: HostRun) -> bool:
+        return all(judged(band_on_host(case, options), case) for case in BANDS.values())
+
+    assert is_caught(right, "masked_attention.cuh", *BAND_MUTANTS[name])
+
+
 @pytest.mark.nvrtc
+@pytest.mark.parametrize(("band", "split"), [(False, False), (True, False), (True, True)])
 @pytest.mark.parametrize(("features", "dtype"), [(16, "bf16"), (64, "bf16"), (64, "f16"), (80, "bf16"), (128, "bf16")])
 @pytest.mark.every(2)
-def test_compiles_to_tensor_cores_without_spills(features: int, dtype: str) -> None:
-    kernel = attention_kernel(features, dtype)
+def test_compiles_to_tensor_cores_without_spills(features: int, dtype: str, band: bool, split: bool) -> None:
+    kernel = attention_kernel(features, dtype, band, split)
     made = compile_text(kernel.text, kernel.name, kernel.shared_bytes)
     assert made.spills == 0 and made.stack == 0
     assert made.registers * 32 * kernel.warps * (2 if features <= 64 else 1) <= 65536
@@ -144,4 +189,5 @@ def test_masks_compile_without_spills() -> None:
 def test_two_ctas_share_an_sm_where_heads_are_narrow() -> None:
     for features in FEATURES:
         resident = 2 if features <= 64 else 1
+        assert (attention_kernel(features, "bf16", True, True).shared_bytes + 1024) * resident <= 228 * 1024
         assert (attention_kernel(features).shared_bytes + 1024) * resident <= 228 * 1024

@@ -11,7 +11,7 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
 from tilestream.cuda.masked_attention import Blocks
 from tilestream.graph.masked.op import kept_pairs
-from tilestream.kernels.parts.pairs import DENSE, LOAD, PairMask
+from tilestream.kernels.parts.pairs import DENSE, EVERY, LOAD, PairMask, band
 from tilestream.run import oracle
 
 BF16, F16 = torch.bfloat16, torch.float16
@@ -95,6 +95,17 @@ CASES = {
     ),
     "holes": Case(DENSE, (2, 2, 1, 200, 300, 32), (_holes(),), (2, 1), listed=False),
 }
+
+BANDS = {
+    "causal, tokens before heads, grouped queries": Case(
+        band(EVERY, 0), (2, 4, 2, 300, 300, 64), by_token=True, listed=False
+    ),
+    "all keys, queries of 80": Case(band(EVERY, EVERY), (1, 2, 2, 70, 201, 80), listed=False),
+    "a window behind, f16": Case(band(99, 0), (1, 2, 2, 330, 330, 128), dtype=F16, listed=False),
+    "a window around": Case(band(20, 70), (1, 1, 1, 257, 257, 32), listed=False),
+    "keys that end before a window": Case(band(10, 10), (1, 1, 1, 200, 130, 16), listed=False),
+}
+"""Which no list is made of: a query's place says what it keeps."""
 
 
 def judged(got: Tensor, case: Case) -> bool:

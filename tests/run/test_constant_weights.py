@@ -56,9 +56,11 @@ def test_what_is_turned_is_predicted_for_few_rows() -> None:
     assert best[0] - best[1] == pytest.approx(found.us)
 
 
-def test_plans_of_turned_weights_are_others() -> None:
-    region = region_of(48, 520, 16)
-    given = (region.program, 16, H200, Options())
+@pytest.mark.parametrize("rows", [16, 1024])
+def test_plans_of_turned_weights_are_others(rows: int) -> None:
+    """On many rows as well: a plan that reads them as they lie would serve a layer of another model, whose do not."""
+    region = region_of(48, 520, rows)
+    given = (region.program, rows, H200, Options())
     asked = planner.question(*given, turned(region, Options())), planner.question(*given)
     assert asked[0].key(measured=True) != asked[1].key(measured=True)
 

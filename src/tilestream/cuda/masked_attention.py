@@ -24,6 +24,9 @@ TILE, BLOCK = 64, 128
 MASK_WARPS, MOST_CHUNK = 8, 256
 CTAS_WANTED = 2112
 """Of the kernel that looks at masks: four on each of two hundred and some SMs' halves, and blocks are unlike."""
+CTAS_SPLIT = 198
+"""Of a band: where no more have 128 queries, one and a half an SM, twice as many of 64 are done sooner: 64 CTAs of 16
+tiles each took 16.2 us, and these 10.6; 192 took 13.4 and 12.2, but 256 took 13.6 and 14.4 (H200)."""
 ATTENTION_WARPS = 12
 STAGES = 4
 
@@ -37,6 +40,8 @@ ATTENTION = Struct(
             Field("int", n)
             for n in ("state_row", "query_tiles", "batches", "heads", "heads_a_key", "mask_batch", "mask_head")
         ),
+        Field("int", "keys", note="of a head, where a band is kept"),
+        *(Field("int", n, note="keys that a query keeps, besides that at its place") for n in ("before", "after")),
         Field("float", "scale", note="of scores, times log2(e)"),
     ),
 )
@@ -97,14 +102,19 @@ def tiles_kernel(mask: PairMask, dtypes: tuple[str, ...], listed: bool) -> LaneK
 
 
 @cache
-def attention_kernel(features: int, dtype: str = "bf16") -> LaneKernel:
-    """The kernel for heads of so many features, a multiple of 16 up to 128."""
+def attention_kernel(features: int, dtype: str = "bf16", band: bool = False, split: bool = False) -> LaneKernel:
+    """The kernel for heads of so many features, a multiple of 16 up to 128; over a ``band`` of keys, or ``Tiles``.
+
+    ``split``: a CTA's warpgroups share the keys of 64 queries, of a band.
+    """
     blocks, chunks = features // 8, -(-features // TILE)
     defines = {"DTYPE": dtype, "FEATURES": features, "STAGES": STAGES, "RESIDENT": 2 if chunks == 1 else 1}
+    defines |= {"BAND": int(band), "SPLIT": int(split)}
     made = [specialisation(dtype, TILE // 8), by_rows(dtype, blocks)]
     text = text_of("masked_attention.cuh", ATTENTION, defines, products=made)
     shared = TILE * 128 * chunks * (2 + 2 * STAGES) + 20 * STAGES + 16
-    return LaneKernel(NAME, text, ATTENTION, ATTENTION_WARPS, shared, warpgroups=2)
+    joined = 128 + 512 * (4 * blocks + 4) if split else 0
+    return LaneKernel(NAME, text, ATTENTION, ATTENTION_WARPS, shared + joined, warpgroups=2)
 
 
 def tiles_call(
@@ -157,7 +167,7 @@ def attention_call(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    tiles: Tiles,
+    tiles: Tiles | tuple[int, int],
     scale: float,
     out: Tensor,
     address: Address = Tensor.data_ptr,
@@ -168,21 +178,28 @@ def attention_call(
     Args:
         query: [batch, heads, queries, features], bf16 or f16.
         key, value: [batch, heads of keys, keys, features]; so many heads of queries share one.
-        tiles: of a mask for each batch or all, each head or all.
+        tiles: of a mask for each batch or all, each head or all; or ``PairMask.band``, which needs none.
     """
     batch, heads, queries, features = query.shape
-    units, row = tiles.states.shape[:2], tiles.states.shape[3]
     dtype = DTYPES[query.dtype]
     operands = {"query": by_copies(query), "key": by_copies(key), "value": by_copies(value), "out": out}
     values: dict[str, Any] = {name: encode(heads_map(t, TILE, address)) for name, t in operands.items()}
-    query_tiles = -(-queries // BLOCK)
-    values |= {"states": address(tiles.states), "bits": address(tiles.bits), "state_row": row}
+    query_tiles, split = -(-queries // BLOCK), False
+    if not isinstance(tiles, Tiles) and query_tiles * heads * batch <= CTAS_SPLIT and key.shape[2] > TILE:
+        query_tiles, split = -(-queries // TILE), True
     values |= {"query_tiles": query_tiles, "batches": batch, "heads": heads, "heads_a_key": heads // key.shape[1]}
-    values["mask_batch"] = units[1] if units[0] > 1 else 0
-    values["mask_head"] = 1 if units[1] > 1 else 0
     values["scale"] = scale * LOG2_E
-    kernel = attention_kernel(features, dtype)
-    held = [*operands.values(), *tiles]
+    held = list(operands.values())
+    if isinstance(tiles, Tiles):
+        units, before, after = tiles.states.shape[:2], 0, 0
+        values |= {"states": address(tiles.states), "bits": address(tiles.bits), "state_row": tiles.states.shape[3]}
+        values |= {"mask_batch": units[1] if units[0] > 1 else 0, "mask_head": 1 if units[1] > 1 else 0}
+        held += tiles
+    else:
+        before, after = tiles
+        values |= dict.fromkeys(("states", "bits", "state_row", "mask_batch", "mask_head"), 0)
+    values |= {"keys": key.shape[2], "before": before, "after": after}
+    kernel = attention_kernel(features, dtype, not isinstance(tiles, Tiles), split)
     return LaneCall(kernel, query_tiles * heads * batch, values, [out], held)
 
 
@@ -204,7 +221,8 @@ def attention(
     """
     if not out.numel():
         return out
-    made = tiles_call(mask, read, blocks, (*sizes, query.shape[2], key.shape[2]))
-    launch(made, query.device)
-    launch(attention_call(query, key, value, Tiles(*made.results), scale, out), query.device)
+    tiles = mask.band if blocks is None else None
+    if tiles is None:
+        tiles = Tiles(*launch(tiles_call(mask, read, blocks, (*sizes, query.shape[2], key.shape[2])), query.device))
+    launch(attention_call(query, key, value, tiles, scale, out), query.device)
     return out

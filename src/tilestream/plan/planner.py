@@ -112,7 +112,7 @@ def _decides(program: Pipeline, rows: int, options: Options, turned: Turned) -> 
         "options": {"strategy": options.strategy, "queue_depth": options.queue_depth, "target": options.target},
         "effort": options.effort,
         "in_any_order": few_rows.in_any_order(options),
-        "turned": turned.weights if few else (),
+        "turned": (turned.weights, turned.as_they_lie) if few or turned.as_they_lie else (),
         "by_cluster": few > 0 and few_rows.by_cluster(options),
     }
 

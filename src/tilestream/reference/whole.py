@@ -148,10 +148,16 @@ def run_whole(pipeline: Pipeline, tensors: Mapping[str, torch.Tensor]) -> dict[s
             values[op.out.name] = memory.load(op, every)
         elif op.kind == "product":
             first, *others = (arithmetic.stored(values[name], tiles[op.ins[0]].dtype) for name in op.ins)
-            made = first @ tensors[op.params[0]] if ROWS in op.out.axes else first.t() @ others[0]
+            made = first @ _by_inputs(op, tensors[op.params[0]]) if ROWS in op.out.axes else first.t() @ others[0]
             values[op.out.name] = arithmetic.widen(made)
         elif op.kind == "sum" and ROWS not in op.out.axes:
             values[op.out.name] = values[op.ins[0]].sum(0, dtype=arithmetic.dtype)
         else:
             values[op.out.name] = memory.evaluate(op, values)
     return memory.results()
+
+
+def _by_inputs(op: TileOp, weight: torch.Tensor) -> torch.Tensor:
+    """A product's weight as [inputs, outputs]: gradients read it so, layers [outputs, inputs]."""
+    (view,) = (v for v in op.views if v.of == op.params[0])
+    return weight.t() if view.axes[0] == op.result_axes[-1] else weight

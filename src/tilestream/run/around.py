@@ -18,6 +18,7 @@ from tilestream.run.few_queries import STREAMED
 from tilestream.run.library_attention import EFFICIENT_ATTENTION, FLASH_ATTENTION
 from tilestream.run.short_attention import SHORT_ATTENTION
 from tilestream.run.target import Target
+from tilestream.run.tiled_attention import TILED_ATTENTION
 from tilestream.run.written_attention import fuse_written
 
 
@@ -36,6 +37,6 @@ def rewrite_around(
     device_ops.begin(graph.graph)
     if inference:
         fuse_written(graph, options, target)
-        for kernel in (STREAMED, FLASH_ATTENTION, EFFICIENT_ATTENTION, SHORT_ATTENTION):
+        for kernel in (STREAMED, FLASH_ATTENTION, EFFICIENT_ATTENTION, SHORT_ATTENTION, TILED_ATTENTION):
             replace_attention(graph, kernel, options, target)
         start_early(graph, options)

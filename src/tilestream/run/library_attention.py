@@ -33,11 +33,11 @@ MOST_SCORES = 2**24
 def fits(node: fx.Node) -> bool:
     """Whether flash attention may do what cuDNN's does."""
     given = given_to(node)
-    features = _features(node, (CUDNN,), shared=True)
+    features = features_of(node, (CUDNN,), shared=True)
     return features % 8 == 0 and 0 < features <= MOST_FEATURES and mask_given(given) is None
 
 
-def _features(node: fx.Node, instead_of: tuple[Any, ...], shared: bool = False) -> int:
+def features_of(node: fx.Node, instead_of: tuple[Any, ...], shared: bool = False) -> int:
     """Of a head of an attention by one of some kernels, of known sizes and not too long to time; else 0.
 
     Args:
@@ -66,7 +66,7 @@ def fits_efficient(node: fx.Node) -> bool:
     """Whether memory-efficient attention may do what flash attention or cuDNN's does: with what is added to scores, if
     that is of the same dtype, and known in all sizes."""
     given = given_to(node)
-    mask, query, features = mask_given(given), value(given["query"]), _features(node, (CUDNN, FLASH))
+    mask, query, features = mask_given(given), value(given["query"]), features_of(node, (CUDNN, FLASH))
     if not features or features % 8 or query is None:
         return False
     fake = value(mask)

@@ -273,10 +273,11 @@ def check_ended(name: str, done: subprocess.CompletedProcess[str]) -> None:
 
 
 def left_at(raw: bytearray, at: int, like: torch.Tensor) -> torch.Tensor:
-    """A tensor of the shape and dtype of ``like`` that lies at byte ``at`` of a file."""
+    """A tensor like ``like``, whose elements lie without gaps, from byte ``at`` of a file."""
     if not like.numel():
         return like.clone()
-    return torch.frombuffer(raw, dtype=like.dtype, count=like.numel(), offset=at).reshape(like.shape).clone()
+    found = torch.frombuffer(raw, dtype=like.dtype, count=like.numel(), offset=at)
+    return found.as_strided(like.shape, like.stride()).clone()
 
 
 @lru_cache(maxsize=1)

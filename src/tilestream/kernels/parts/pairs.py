@@ -87,6 +87,21 @@ class PairMask:
         steps = [f"{i if i in AXES else f'ts::index_of({i}, p.sizes[{k}])'} * p.strides[{k}]" for i, k in each]
         return f"ts::element<{ELEMENTS[dtypes[int(read)]]}>(p.read[{read}], {' + '.join(steps) or '0'})"
 
+    @property
+    def band(self) -> tuple[int, int] | None:
+        """What ``band`` was given to make it; else None."""
+        bounds = [i[2] for i in self.instructions[1:3] if len(i) == 3 and isinstance(i[2], int)]
+        return (bounds[0], -bounds[1]) if len(bounds) == 2 and band(bounds[0], -bounds[1]) == self else None
+
+
+EVERY = 2**29
+"""Of keys: more than there are."""
+
+
+def band(before: int, after: int) -> PairMask:
+    """A query keeps so many keys before the one at its place, that one, and so many after it."""
+    return PairMask((("sub", "q", "k"), ("le", "v0", before), ("ge", "v0", -after), ("bitwise_and", "v1", "v2")))
+
 
 DENSE = PairMask(((LOAD, 0, *AXES),))
 """That of a bool tensor [batch, heads, queries, keys]."""
