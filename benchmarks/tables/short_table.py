@@ -75,7 +75,7 @@ def rows() -> tuple[list[str], list[list[str]]]:
     kinds: dict[str, dict[str, float]] = {
         "whole models of transformers and timm, drawn by lot, never looked at": real_tables.gains(DRAWN),
         "the same, and three small networks, looked at or tuned on": real_tables.gains({**FRESH, **MODELS}),
-        "training steps of some of them, the first four drawn by lot": real_tables.gains({**DRAWN_STEPS, **TRAINED}),
+        "training steps of some of them, the first eight drawn by lot": real_tables.gains({**DRAWN_STEPS, **TRAINED}),
         "whole decoders, a token a step, never tuned on": dict(_steps("decode_unseen.json")),
         "whole decoders, a token of each of 1 to 32 sequences": dict(_steps("decode_step.json")),
         "row chains: MLPs, NeRF, edge blocks of GNNs": dict(_cases(MAIN)),
