@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import fx
 
-from tilestream.graph.masked.op import MASKED
 from tilestream.graph.masked.sites import FEATURES, LEAST_QUERIES
 from tilestream.graph.nodes import value
 from tilestream.graph.rewrites.shared_keys import given_to, mask_given, operands_of, scale_of
 from tilestream.kernels.parts.pairs import EVERY, band
 from tilestream.run.attention import Alternative
 from tilestream.run.library_attention import features_of
+from tilestream.run.masked_attention import MASKED  # with its kernel
 
 
 def fits(node: fx.Node) -> bool:
