@@ -8,14 +8,13 @@ from collections.abc import Callable, Mapping
 import pytest
 import torch
 import torch.nn.functional as F
+from random_pipelines import tensors_for
 from real_blocks import Gpt2Block
 from torch import Tensor, nn
 
 from tilestream.devices import get
 from tilestream.graph.capture import capture
 from tilestream.graph.selection import partition
-from tilestream.ir.dtypes import TORCH_DTYPES
-from tilestream.ir.pipeline import Pipeline, Role
 from tilestream.options import Options
 from tilestream.plan import planner
 from tilestream.plan.turned import turned
@@ -39,24 +38,14 @@ class Layers(nn.Module):
         return self.norm(x + self.third(F.gelu(self.first(x))))
 
 
-MODELS: dict[str, Callable[[], nn.Module]] = {
-    "gated": lambda: Layers(256, gated=True),
-    "a norm behind": lambda: Layers(256, gated=False),
-    "wide": lambda: Layers(768, gated=True),
-    "weights that lie transposed": lambda: Gpt2Block(64, 256),
-    "wide ones": lambda: Gpt2Block(768, 768),
+MODELS: dict[str, tuple[int, Callable[[], nn.Module]]] = {
+    "gated": (256, lambda: Layers(256, gated=True)),
+    "a norm behind": (256, lambda: Layers(256, gated=False)),
+    "wide": (768, lambda: Layers(768, gated=True)),
+    "weights that lie transposed": (64, lambda: Gpt2Block(64, 256)),
+    "wide ones": (768, lambda: Gpt2Block(768, 768)),
 }
-
-
-def operands(program: Pipeline, rows: int) -> dict[str, Tensor]:
-    torch.manual_seed(0)
-    made = {}
-    for t in program.tensors:
-        if t.role is not Role.OUTPUT:
-            shape = [rows if axis.size is None else axis.size for axis in t.axes]
-            share = shape[-1] ** -0.5 if t.role is Role.PARAMETER and len(shape) == 2 else 1.0
-            made[t.name] = (share * torch.randn(shape)).to(TORCH_DTYPES[t.dtype])
-    return made
+"""How wide its rows are, and a model."""
 
 
 def wide(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -68,15 +57,14 @@ def wide(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
 @pytest.mark.every(2)
 def test_candidates_mean_what_the_region_does(name: str, rows: int) -> None:
     torch.compiler.reset()
-    model = MODELS[name]().bfloat16().eval().to("meta")
-    width = next(p.shape[-1] for p in model.parameters() if p.dim() == 2)
-    width = 768 if name == "wide ones" else 64 if isinstance(model, Gpt2Block) else width
+    width, make = MODELS[name]
+    model = make().bfloat16().eval().to("meta")
     with torch.no_grad():
         (graph,) = capture(model, (torch.randn(rows, width, device="meta", dtype=torch.bfloat16),)).graphs
     tried = 0
     for projections, pays in ((False, lambda _: False), (True, lambda _: True)):
         for region in partition(graph, projections=projections, pays=pays).regions:
-            values = operands(region.program, rows)
+            values = tensors_for(region.program, rows)
             exact, own = run_whole(region.program, wide(values)), run_whole(region.program, values)
             for c in planner.proposals(region.program, rows, H200, Options(), turned(region, Options())):
                 if c.pipeline is None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from alternatives import UNKEPT, are_timed, replaced
 from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -14,15 +15,12 @@ from tilestream.devices import get
 from tilestream.errors import PlanError
 from tilestream.graph.rewrites.insert import call
 from tilestream.options import Options
-from tilestream.plan import chooser
 from tilestream.plan.candidates import FALLBACK, Candidate
-from tilestream.run import library_attention, prepare, timing
-from tilestream.run.attention import Alternative, attention_trial, kind_of, replace_attention
+from tilestream.run import library_attention, timing
+from tilestream.run.attention import Alternative, kind_of
 from tilestream.run.target import Target
 from tilestream.run.timer import Timer, Trial
 
-TARGET = Target("cuda", torch.device("cuda"), get("h200"))
-OPTIONS = Options(cache=False)
 CUDNN = library_attention.CUDNN
 
 
@@ -53,14 +51,11 @@ def streamed(
     monkeypatch: pytest.MonkeyPatch,
     graph: fx.GraphModule,
     measure: Any,
-    options: Options = OPTIONS,
+    options: Options = UNKEPT,
     by: Alternative = library_attention.FLASH_ATTENTION,
 ) -> list:
     """The attentions of a graph after the choice, which ``measure`` times."""
-    chooser.forget()
-    monkeypatch.setattr(prepare, "measures", lambda *_: True)
-    monkeypatch.setattr(Timer, "__call__", measure)
-    replace_attention(graph, by, options, TARGET)
+    replaced(monkeypatch, graph, by, measure, options)
     return [n.target for n in graph.graph.nodes if "attention" in str(n.target)]
 
 
@@ -97,11 +92,7 @@ def test_what_is_added_keeps_its_values(shape: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("bias", [False, True])
 def test_the_memory_efficient_one_is_right(bias: bool) -> None:
     (node,) = [n for n in graph_of(features=32, bias=bias, tokens=49).graph.nodes if n.target is CUDNN]
-    target = Target("cuda", torch.device("cuda", 0), get("h200"))
-    asked = chooser.alternative("memory-efficient attention", kind_of(node), target.hardware)
-    trial = attention_trial(node, library_attention.EFFICIENT_ATTENTION.ours)
-    made = chooser.decide(asked, Timer(trial, target))
-    assert library_attention.fits_efficient(node) and all(c.measured_us for c in made.candidates)
+    assert are_timed(node, library_attention.EFFICIENT_ATTENTION)
 
 
 def test_what_flash_attention_does_not_do_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,13 +130,7 @@ def test_times_are_taken_once(cache_dir: object, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("causal", [False, True])
 def test_both_compute_the_same(causal: bool) -> None:
     (node,) = [n for n in graph_of(causal=causal).graph.nodes if n.target is library_attention.CUDNN]
-    kind = kind_of(node)
-    assert library_attention.fits(node) and kind.causal == causal
-    target = Target("cuda", torch.device("cuda", 0), get("h200"))
-    asked = chooser.alternative("flash attention", kind, target.hardware)
-    trial = attention_trial(node, library_attention.FLASH_ATTENTION.ours)
-    made = chooser.decide(asked, Timer(trial, target))
-    assert all(c.measured_us for c in made.candidates)
+    assert kind_of(node).causal == causal and are_timed(node, library_attention.FLASH_ATTENTION)
 
 
 def test_attention_is_held_to_float64(monkeypatch: pytest.MonkeyPatch) -> None:

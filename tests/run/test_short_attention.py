@@ -7,25 +7,18 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
+from alternatives import TARGET, are_timed, replaced
 from eager_regions import trace
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 
-from tilestream.devices import get
 from tilestream.graph.capture import capture
 from tilestream.graph.rewrites.shared_keys import is_attention
 from tilestream.graph.short_attention import SHORT
 from tilestream.graph.written_attention import terms, written_at
-from tilestream.options import Options
-from tilestream.plan import chooser
 from tilestream.plan.candidates import FALLBACK, Candidate
-from tilestream.run import prepare
-from tilestream.run.attention import attention_trial, kind_of, replace_attention
+from tilestream.run.attention import attention_trial
 from tilestream.run.short_attention import SHORT_ATTENTION, fits
-from tilestream.run.target import Target
-from tilestream.run.timer import Timer
 from tilestream.run.written_attention import OURS, question
-
-TARGET = Target("cuda", torch.device("cuda"), get("h200"))
 
 
 def operands(tokens: int = 9, features: int = 16, mask: tuple[int, ...] | None = None) -> list[Tensor]:
@@ -38,13 +31,6 @@ def attended(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Ten
     return F.scaled_dot_product_attention(q, k, v, mask, scale=0.3).transpose(1, 2)
 
 
-def replaced(graph: fx.GraphModule, monkeypatch: pytest.MonkeyPatch, ours: float) -> int:
-    chooser.forget()
-    monkeypatch.setattr(prepare, "measures", lambda *_: True)
-    monkeypatch.setattr(Timer, "__call__", lambda *_: [ours, 10.0])
-    return replace_attention(graph, SHORT_ATTENTION, Options(cache=False), TARGET)
-
-
 @pytest.mark.parametrize("mask", [None, (2, 1, 9, 9), (1, 3, 9, 9)])
 def test_it_takes_a_librarys_place_where_it_is_faster(
     mask: tuple[int, ...] | None, monkeypatch: pytest.MonkeyPatch
@@ -53,7 +39,7 @@ def test_it_takes_a_librarys_place_where_it_is_faster(
     want = attended(*inputs)
     for ours, taken in ((5.0, 1), (20.0, 0)):
         graph = trace(attended, inputs)
-        assert replaced(graph, monkeypatch, ours) == taken
+        assert replaced(monkeypatch, graph, SHORT_ATTENTION, lambda *_, ours=ours: [ours, 10.0]) == taken
         assert sum(n.target is SHORT for n in graph.graph.nodes) == taken
         torch.testing.assert_close(graph(*inputs)[0], want, atol=0.01, rtol=0.05)
 
@@ -146,7 +132,4 @@ def test_attentions_of_whole_models_may_be_ours(name: str) -> None:
 def test_both_compute_the_same(mask: tuple[int, ...] | None) -> None:
     inputs = [x.cuda() for x in operands(mask=mask)]
     (node,) = [n for n in trace(attended, inputs).graph.nodes if is_attention(n)]
-    target = Target("cuda", torch.device("cuda", 0), get("h200"))
-    asked = chooser.alternative("attention over few keys", kind_of(node), target.hardware)
-    made = chooser.decide(asked, Timer(attention_trial(node, SHORT_ATTENTION.ours), target))
-    assert fits(node) and all(c.measured_us for c in made.candidates)
+    assert are_timed(node, SHORT_ATTENTION)

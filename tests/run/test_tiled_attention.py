@@ -7,21 +7,13 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
+from alternatives import are_timed, replaced
 from eager_regions import trace
 from torch import Tensor
 
-from tilestream.devices import get
 from tilestream.graph.masked.op import MASKED
 from tilestream.graph.rewrites.shared_keys import is_attention
-from tilestream.options import Options
-from tilestream.plan import chooser
-from tilestream.run import prepare
-from tilestream.run.attention import attention_trial, kind_of, replace_attention
-from tilestream.run.target import Target
 from tilestream.run.tiled_attention import TILED_ATTENTION, fits
-from tilestream.run.timer import Timer
-
-TARGET = Target("cuda", torch.device("cuda", 0), get("h200"))
 
 
 def operands(
@@ -49,13 +41,10 @@ def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 def test_it_takes_a_librarys_place_where_it_is_faster(
     run: Callable[..., Tensor], inputs: list[Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prepare, "measures", lambda *_: True)
     want = run(*inputs)
     for ours, taken in ((5.0, 1), (20.0, 0)):
-        chooser.forget()
-        monkeypatch.setattr(Timer, "__call__", lambda *_, ours=ours: [ours, 10.0])
         graph = trace(run, inputs)
-        assert replace_attention(graph, TILED_ATTENTION, Options(cache=False), TARGET) == taken
+        assert replaced(monkeypatch, graph, TILED_ATTENTION, lambda *_, ours=ours: [ours, 10.0]) == taken
         assert sum(n.target is MASKED for n in graph.graph.nodes) == taken
         torch.testing.assert_close(graph(*inputs)[0], want, atol=0.01, rtol=0.05)
 
@@ -85,8 +74,5 @@ def test_what_has_no_kernel_stays(run: Callable[..., Tensor], inputs: list[Tenso
 @pytest.mark.parametrize("run", [causal, attended])
 @pytest.mark.parametrize("key_heads", [4, 2])
 def test_both_compute_the_same(run: Callable[..., Tensor], key_heads: int) -> None:
-    """Both are judged against float64 before they are timed."""
     (node,) = [n for n in trace(run, operands(key_heads=key_heads, device="cuda")).graph.nodes if is_attention(n)]
-    asked = chooser.alternative(TILED_ATTENTION.name, kind_of(node), TARGET.hardware)
-    made = chooser.decide(asked, Timer(attention_trial(node, TILED_ATTENTION.ours), TARGET))
-    assert fits(node) and all(c.measured_us for c in made.candidates)
+    assert are_timed(node, TILED_ATTENTION)

@@ -184,9 +184,9 @@ def attention_call(
     dtype = DTYPES[query.dtype]
     operands = {"query": by_copies(query), "key": by_copies(key), "value": by_copies(value), "out": out}
     values: dict[str, Any] = {name: encode(heads_map(t, TILE, address)) for name, t in operands.items()}
-    query_tiles, split = -(-queries // BLOCK), False
-    if not isinstance(tiles, Tiles) and query_tiles * heads * batch <= CTAS_SPLIT and key.shape[2] > TILE:
-        query_tiles, split = -(-queries // TILE), True
+    banded = not isinstance(tiles, Tiles)
+    split = banded and -(-queries // BLOCK) * heads * batch <= CTAS_SPLIT and key.shape[2] > TILE
+    query_tiles = -(-queries // (TILE if split else BLOCK))
     values |= {"query_tiles": query_tiles, "batches": batch, "heads": heads, "heads_a_key": heads // key.shape[1]}
     values["scale"] = scale * LOG2_E
     held = list(operands.values())
@@ -199,7 +199,7 @@ def attention_call(
         before, after = tiles
         values |= dict.fromkeys(("states", "bits", "state_row", "mask_batch", "mask_head"), 0)
     values |= {"keys": key.shape[2], "before": before, "after": after}
-    kernel = attention_kernel(features, dtype, not isinstance(tiles, Tiles), split)
+    kernel = attention_kernel(features, dtype, banded, split)
     return LaneCall(kernel, query_tiles * heads * batch, values, [out], held)
 
 

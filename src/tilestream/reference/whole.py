@@ -128,8 +128,8 @@ def run_whole(pipeline: Pipeline, tensors: Mapping[str, torch.Tensor]) -> dict[s
     """Every output of ``pipeline`` on the device of its tensors: ``[rows, features]``, and sums over all rows.
 
     The same rounding as ``reference.run``, without stages, tiles or queues: ops in the order of their operands. Of
-    general axes those of weight gradients and backward chains (``plan.gradients``, ``plan.backward_chains``), and
-    pipelines of one ragged axis (``whole_ragged``).
+    general axes those of weight gradients and backward chains (``plan.gradients``, ``plan.backward_chains``), those of
+    layers on shared tiles and over the grid, and pipelines of one ragged axis (``run_ragged``).
 
     Args:
         tensors: every input, ``[rows, features]``, and every parameter, of its declared shape and dtype; or all of them
@@ -147,17 +147,12 @@ def run_whole(pipeline: Pipeline, tensors: Mapping[str, torch.Tensor]) -> dict[s
         elif op.kind == "load":
             values[op.out.name] = memory.load(op, every)
         elif op.kind == "product":
-            first, *others = (arithmetic.stored(values[name], tiles[op.ins[0]].dtype) for name in op.ins)
-            made = first @ _by_inputs(op, tensors[op.params[0]]) if ROWS in op.out.axes else first.t() @ others[0]
-            values[op.out.name] = arithmetic.widen(made)
+            given = [arithmetic.stored(values[name], tiles[op.ins[0]].dtype) for name in op.ins]
+            given += [tensors[name] for name in op.params]
+            lengths = {a: n for x, v in zip(given, op.views, strict=True) for a, n in zip(v.axes, x.shape, strict=True)}
+            values[op.out.name] = arithmetic.widen(evaluate(op, given, lengths, arithmetic.dtype))
         elif op.kind == "sum" and ROWS not in op.out.axes:
             values[op.out.name] = values[op.ins[0]].sum(0, dtype=arithmetic.dtype)
         else:
             values[op.out.name] = memory.evaluate(op, values)
     return memory.results()
-
-
-def _by_inputs(op: TileOp, weight: torch.Tensor) -> torch.Tensor:
-    """A product's weight as [inputs, outputs]: gradients read it so, layers [outputs, inputs]."""
-    (view,) = (v for v in op.views if v.of == op.params[0])
-    return weight.t() if view.axes[0] == op.result_axes[-1] else weight

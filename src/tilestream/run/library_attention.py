@@ -33,17 +33,17 @@ MOST_SCORES = 2**24
 def fits(node: fx.Node) -> bool:
     """Whether flash attention may do what cuDNN's does."""
     given = given_to(node)
-    features = features_of(node, (CUDNN,), shared=True)
-    return features % 8 == 0 and 0 < features <= MOST_FEATURES and mask_given(given) is None
+    features = features_of(node, shared=True)
+    return node.target is CUDNN and features % 8 == 0 and 0 < features <= MOST_FEATURES and mask_given(given) is None
 
 
-def features_of(node: fx.Node, instead_of: tuple[Any, ...], shared: bool = False) -> int:
-    """Of a head of an attention by one of some kernels, of known sizes and not too long to time; else 0.
+def features_of(node: fx.Node, shared: bool = False) -> int:
+    """Of a head of a library's attention without dropout, of known sizes and not too long to time; else 0.
 
     Args:
         shared: whether several heads of queries may share one of keys.
     """
-    if node.target not in instead_of or given_to(node).get("dropout_p"):
+    if given_to(node).get("dropout_p"):
         return 0
     fakes = [value(n) for n in operands_of(node)]
     known = [f for f in fakes if f is not None and all(isinstance(n, int) for n in (*f.shape, *f.stride()))]
@@ -66,8 +66,8 @@ def fits_efficient(node: fx.Node) -> bool:
     """Whether memory-efficient attention may do what flash attention or cuDNN's does: with what is added to scores, if
     that is of the same dtype, and known in all sizes."""
     given = given_to(node)
-    mask, query, features = mask_given(given), value(given["query"]), features_of(node, (CUDNN, FLASH))
-    if not features or features % 8 or query is None:
+    mask, query, features = mask_given(given), value(given["query"]), features_of(node)
+    if node.target not in (CUDNN, FLASH) or not features or features % 8 or query is None:
         return False
     fake = value(mask)
     return mask is None or (

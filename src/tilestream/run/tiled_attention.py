@@ -22,7 +22,7 @@ from tilestream.run.masked_attention import MASKED  # with its kernel
 def fits(node: fx.Node) -> bool:
     """Whether a library's attention may be ours: each query keeps all keys, or those up to its own."""
     given, (query, key, _) = given_to(node), map(value, operands_of(node))
-    features = features_of(node, (node.target,), shared=True)
+    features = features_of(node, shared=True)
     if features not in FEATURES or mask_given(given) is not None or query is None or key is None:
         return False
     square = query.shape[2] == key.shape[2]
